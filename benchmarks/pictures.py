@@ -25,6 +25,7 @@ FIELDS = "inputs", "inputs_segment_ids", "inputs_positions"
 FIELDS += "patches", "patch_image", "patch_yx", "patch"
 COST = {"inputs": 1.0, "patches": 1.0, "images": 0.0}
 TOKENS, TRAINED, HELD_OUT = 8_192, 6_000, 400
+PICTURES, EPOCHS = 192, 4
 SIZES = 256, 1_024  # pixels of the JPEGs that are decoded, the least and the most
 
 
@@ -129,7 +130,7 @@ def _rates(corpus: Any) -> list[tuple[str, str, str, str]]:
 def _decoding() -> list[tuple[int, float]]:
     """Batches a second of a loader with 1 and 2 workers, over those of decoding alone."""
     rng, contents = np.random.default_rng(0), []
-    for _ in range(48):
+    for _ in range(PICTURES):
         width, height = rng.integers(*SIZES, 2)
         small = rng.integers(0, 256, (height // 16, width // 16, 3), np.uint8)
         contents.append(vision.encode(Image.fromarray(small).resize((width, height))))
@@ -143,21 +144,21 @@ def _decoding() -> list[tuple[int, float]]:
     patches = {"patches": Feature("patches", dtype="uint8", shape=(768,))}
     patches["patch_yx"] = vision.DECODED["patch_yx"]
     corpus = Examples(columns, features=names)
-    bucket = Bucket(1, {"patches": 2_048, "images": 16})
+    bucket = Bucket(TOKENS // 2_048, {"patches": 2_048, "images": 16})
     decode = functools.partial(pipeline.patchify, **cut)
     view = Decoded(corpus, decode, features=patches)
     found = []
     for workers in (1, 2):
 
         def load(workers: int = workers, view: Any = view) -> None:
-            options: Any = {"buckets": [bucket], "num_epochs": 16, "num_threads": workers}
+            options: Any = {"buckets": [bucket], "num_epochs": EPOCHS, "num_threads": workers}
             with pipeline.load(view, **options) as loader:
                 for batch in loader:
                     jax.block_until_ready(batch)
 
         def alone(workers: int = workers, decode: Any = decode) -> None:
             with ThreadPoolExecutor(workers) as pool:
-                [*pool.map(decode, 16 * contents)]
+                [*pool.map(decode, EPOCHS * contents)]
 
         seconds = best_seconds({"loader": load, "alone": alone})
         found.append((workers, seconds["alone"] / seconds["loader"]))

@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import datetime
+import io
 import json
 import os
 import re
@@ -222,6 +223,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns its exit status."""
     given = parse(arguments)
     given.command_line = sys.argv[1:] if arguments is None else arguments
+    if isinstance(sys.stdout, io.TextIOWrapper):  # whose encoding may be ASCII, as in a container
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         COMMANDS[given.command](given)
     except BrokenPipeError:  # `show | head` has seen enough

@@ -12,7 +12,7 @@ from pipeline.corpus.log import Log
 from pipeline.corpus.reader import Pieces
 from pipeline.corpus.sides import WithSides
 from pipeline.corpus.trees import Nodes
-from pipeline.errors import InvalidValue
+from pipeline.errors import InvalidValue, require_type
 from pipeline.planning.growing import APART, first_examples
 from pipeline.planning.identity import flatten
 from pipeline.planning.layout import ranges
@@ -36,6 +36,10 @@ class Corpora(AnyCorpus):
     """
 
     def __init__(self, corpora: Mapping[str, AnyCorpus]):
+        require_type("corpora", corpora, Mapping, "a dict of corpora by name")
+        for name, corpus in corpora.items():
+            require_type("a name of corpora", name, str, "a text")
+            require_type(f"corpora[{name!r}]", corpus, AnyCorpus, "a corpus, opened or in memory")
         if not corpora:
             raise InvalidValue("corpora is empty; give at least one, such as {'name': corpus}")
         self.corpora = _give_sides(corpora)

@@ -118,6 +118,9 @@ class InPlace(SingleCorpus):
         if self.tokenizer is not None:
             self.vocab_size = self.vocab_size or self.tokenizer.vocab_size
             made_by = self.tokenizer.fingerprint
+        self._limit = min(self.vocab_size or IDS, IDS)
+        if wrong := [mark for mark in self.marks if mark is not None and mark >= self._limit]:
+            raise InvalidValue(f"marks has the id {wrong[0]}; ids must be below {self._limit}")
         name = f"{format}-{files.digest(found.files)}"
         if layout := [each for each in (found.layout, [*self.marks]) if each]:
             name += f"-{fingerprint_of(layout)[:12]}"
@@ -161,7 +164,7 @@ class InPlace(SingleCorpus):
             [InMemory(segments, columns)],
             owner=f"{self!r}",
         )
-        self.reader.vocab_size = min(self.vocab_size or IDS, IDS)
+        self.reader.vocab_size = self._limit
 
     @classmethod
     def arrow(

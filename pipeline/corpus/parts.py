@@ -366,7 +366,7 @@ def read_content(path: epath.Path) -> pa.Buffer:
         if not is_local(path):
             return pa.py_buffer(path.read_bytes())
         # Arrow's maps need no open file; each of Python's does, and 1,024 is a common limit.
-        with pa.memory_map(os.fspath(path)) as file:
+        with pa.memory_map(os.fsencode(path)) as file:
             return file.read_buffer()
     except (OSError, pa.ArrowException) as error:
         raise InvalidValue(f"{os.fspath(path)} cannot be read: {error}") from error

@@ -1,6 +1,7 @@
 """Pictures: cut into patches, as many as their size and a limit allow, with their aspect ratio."""
 
 import bisect
+import contextlib
 import io
 import math
 from typing import Any
@@ -57,7 +58,8 @@ def patchify(image: Any, patch: int, max_patches: int) -> tuple[np.ndarray, np.n
     size = columns * patch, rows * patch
     width, height = _upright(size, orientation)[::-1]  # as it is stored
     picture.draft("RGB", (2 * width, 2 * height))  # a JPEG is shrunk while it is decoded
-    picture = picture.convert("RGB")
+    if picture.mode != "RGB":
+        picture = picture.convert("RGB")
     if orientation > 1:
         picture = require("PIL.ImageOps", **EXTRA).exif_transpose(picture)
     pixels = np.asarray(picture.resize(size, BILINEAR))
@@ -81,7 +83,8 @@ def _open(image: Any) -> tuple[Any, int]:
             "of uint8 [height, width, 3]"
         )
     exif = pillow.Exif()
-    exif.load(picture.info.get("exif", b""))
+    with contextlib.suppress(SyntaxError):  # such as that of Pillow, if it is damaged
+        exif.load(picture.info.get("exif", b""))
     orientation = exif.get(ORIENTATION, 1)
     if picture.mode[0] in "IF":
         raise InvalidValue(f"the image has the mode {picture.mode!r}; give 8 bits for each colour")

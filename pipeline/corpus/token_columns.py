@@ -27,7 +27,10 @@ PADDING, PACKED = "attention_mask", "seq_lengths"
 
 # Other columns that tell sequences of a row apart: whether one begins, from the value of a token
 # and of the one before it.
-BEGINS = {"position_ids": np.less_equal, "segment_ids": np.not_equal}
+BEGINS = {"position_ids": np.less_equal, "segment_ids": np.not_equal, "seq_idx": np.not_equal}
+
+# Columns that divide rows, too, by where sequences begin, which are not read.
+STARTS = ("seq_start_id", "cu_seqlens", "cu_seq_lens_q")
 
 IGNORED = -100  # the label of an id without a loss
 
@@ -90,10 +93,11 @@ def _lists(place: str, column: pa.Array, feature: Feature | None) -> Lists:
             "as fixed-size lists"
         )
     _require_all(place, values, counts)
-    if feature is None and not pa.types.is_integer(values.type):
-        raise InvalidValue(
-            f"{place} holds {column.type}; tokens must be lists of integers, one for each example"
-        )
+    kinds, wanted = [pa.types.is_integer], "tokens must be lists of integers, one for each example"
+    if feature is not None:
+        kinds, wanted = [*kinds, pa.types.is_floating, pa.types.is_boolean], "give numbers"
+    if not any(is_kind(values.type) for is_kind in kinds):
+        raise InvalidValue(f"{place} holds {column.type}; {wanted}")
     return values.to_numpy(zero_copy_only=False), np.cumsum(counts) - counts, counts
 
 
@@ -149,6 +153,11 @@ def _choose(
             f"the column {others[0]!r} says on which tokens to train; give {option}="
             f"{others[0]!r}{' as well' * bool(named)}, or weights=() to train on all tokens"
         )
+    if PACKED not in there and (starts := [name for name in STARTS if name in there]):
+        raise InvalidValue(
+            f"the column {starts[0]!r} divides rows into sequences; add a column {PACKED}, the "
+            f"sizes of the sequences of each row, or remove {starts[0]} to read each row as one"
+        )
     layout = PADDING, PACKED, *BEGINS
     named += [name for name in layout if name in there and name not in features]
     return {name: Feature("example" if name == PROMPT else "targets") for name in named}
@@ -161,7 +170,7 @@ def _cut(lists: dict[str, Lists], column: str, features: Mapping[str, Feature]) 
     found = {name: lists.pop(name) for name in layout if name in lists and name not in features}
     padding, packed = found.pop(PADDING, None), found.pop(PACKED, None)
     row, start, counts = np.arange(len(rows)), np.zeros_like(rows), rows
-    numbers = 1 if padding is None else _mask_of(padding, rows, PADDING)
+    numbers = 1 if padding is None else require_weights(_mask_of(padding, rows, PADDING), PADDING)
     mask = np.broadcast_to(numbers != 0, int(rows.sum()))
     if not mask.all():
         places, before = np.flatnonzero(mask), np.cumsum(rows) - rows

@@ -13,11 +13,11 @@ from pyarrow import csv
 
 from pipeline.corpus.cache import local_copy, path_of
 from pipeline.corpus.parts import read_content
-from pipeline.errors import InvalidValue, require_whole
+from pipeline.errors import InvalidValue, require_one_of, require_whole
 from pipeline.fs.atomic import as_path, write_once
 from pipeline.text.features import TOKENS, WEIGHTS
 from pipeline.text.sources import files
-from pipeline.text.sources.content import open_text
+from pipeline.text.sources.content import describe_binary, open_text
 
 logger = logging.getLogger(__name__)
 
@@ -151,6 +151,8 @@ def datatrove(paths: files.Paths, *, weights: str | tuple[()] | None = None) -> 
         for end in (".index", ".loss", ".metadata")
     )
     _require_choice(losses, "loss", weights)
+    if weights:
+        require_one_of("weights", weights, ("loss",))
     ends = [_read(path, np.dtype("<i8")) for path in files.find(indices)]
     totals = [int(each[-1]) if len(each) else 0 for each in ends]
     sizes = [path.stat().length for path in found]
@@ -202,6 +204,10 @@ def flat(
             )
     if listed:
         borders = [_read_table(table, len(a)) for table, a in zip(tables, arrays, strict=True)]
+        for table, values, (_, sizes) in zip(tables, arrays, borders, strict=True):
+            if sizes.sum() != len(values):
+                text = "%s lists documents of %s tokens, and the file beside it has %s"
+                logger.warning(text, table, f"{sizes.sum():,}", f"{len(values):,}")
     else:
         if end is None and begin is None and len(marks) == 1:
             (begin,) = marks
@@ -233,12 +239,14 @@ def is_llm_c(head: bytes) -> bool:
 def _open_flat(path: epath.Path, dtype: Any, skip: int) -> tuple[np.ndarray, int | None]:
     """The ids of a file, and the id that begins a document if its header says so."""
     content, mark, name = read_content(local_copy(path)), None, os.fspath(path)
+    if what := describe_binary(bytes(content[:64])):
+        raise InvalidValue(f"{name} holds more than ids. {what}")
     head = bytes(content[:12])
-    if head.startswith(NPY):
-        raise InvalidValue(f"{name} is an .npy array with a header; read it with InPlace.npy")
-    if head.startswith(b"LITPKDS"):
+    count = int.from_bytes(head[:4], "little")
+    if bytes(content[4 + 4 * count : 8 + 4 * count]) == content.size.to_bytes(8, "little")[:4]:
         raise InvalidValue(
-            f"{name} is a packed file of LitGPT or TinyLlama; give files of ids alone"
+            f"{name} begins with the places of {count:,} items, as chunks of LitData and MDS do; "
+            "give files of ids alone, or read MDS with InPlace.mds"
         )
     try:
         found = np.dtype(dtype or object)

@@ -32,7 +32,7 @@ def is_local(path: epath.PathLike) -> bool:
 
 def as_path(path: epath.PathLike) -> epath.Path:
     """A path that a user gave: local, with `~` expanded, or of object storage."""
-    if not isinstance(path, str | os.PathLike):
+    if not isinstance(path, str | os.PathLike) or not os.fspath(path):
         raise InvalidType(f"{path!r:.80} is not a path; give that of a directory or a file")
     if os.fspath(path).startswith(SCHEMES):
         return ObjectPath(path)

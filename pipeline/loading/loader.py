@@ -150,7 +150,7 @@ class Loader(StepIterator):
         self._logs = [*plan.parts.values()]
         for log in self._logs:
             log.open()
-        size = prefetch if threads == 1 else max(prefetch, threads)
+        size = prefetch + threads - 1
         ahead = Prefetch(make, size, end=len(batches), threads=threads)
         close = functools.partial(_close, ahead, batches.ahead, self._logs)
         super().__init__(batches, ahead, close)

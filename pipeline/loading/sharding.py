@@ -331,8 +331,10 @@ def place(
     """`to_global` for arrays that nobody writes to any more, without a copy of them."""
     import jax
 
-    arrays = {}
-    for name, spec in field_specs(batch, sharding, bucket, features).items():
-        local = _convert(name, batch[name], spec.dtype)
-        arrays[name] = jax.make_array_from_process_local_data(spec.sharding, local, spec.shape)
-    return arrays
+    specs = field_specs(batch, sharding, bucket, features)
+    local = [_convert(name, batch[name], spec.dtype) for name, spec in specs.items()]
+    shardings = [spec.sharding for spec in specs.values()]
+    shapes = [spec.shape for spec in specs.values()]
+    # One call for all fields takes half of the time of a call for each.
+    arrays = jax.make_array_from_process_local_data(shardings, local, shapes)
+    return dict(zip(specs, arrays, strict=True))

@@ -75,10 +75,10 @@ def count_steps(stages: Sequence[Stage], first: int, last: int) -> Counts:
         rows, counts = (begun.rows, over.rows), (over.batches - begun.batches).tolist()
         of_length = np.zeros((len(stage.options.groups), 1 + len(costs)))  # rows, real positions
         for number, stream in enumerate(stage.streams):
-            for leg in stream.legs:
+            for which, leg in enumerate(stream.legs):
                 most = None if leg.repeats else leg.rows
                 before, after = (np.clip(at[:, number] - leg.start, 0, most) for at in rows)
-                taken, layout = after - before, stream.plan_of(leg).layout
+                taken, layout = after - before, stream.plan_of(which).layout
                 real = layout.real.sum(axis=1) * (taken / np.maximum(leg.rows, 1))[:, None]
                 tokens[stream.name] += float(weigh(real.sum(axis=0), costs))
                 passes[stream.name] += float(taken.sum() / stream.whole.rows.sum())

@@ -156,9 +156,18 @@ class Quota:
 
     >>> [Quota([1, 1], owed=[-2, 2], unit=1).before(place) for place in range(1, 5)]
     [[0, 1], [0, 2], [0, 3], [0, 4]]
+
+    It may also begin at the place `first` of such an order, and counts from there.
     """
 
-    def __init__(self, shares: Sequence[int], owed: Sequence[int] | None = None, unit: int = 1):
+    def __init__(
+        self,
+        shares: Sequence[int],
+        owed: Sequence[int] | None = None,
+        unit: int = 1,
+        *,
+        first: int = 0,
+    ):
         common = math.gcd(*shares)
         self._takers = len(shares)
         # Nodes are numbered after the takers. A node has its left and right side, the share of the
@@ -181,15 +190,19 @@ class Quota:
             self._nodes.append((left[2], right[2], left[0], both, both // 2 + more))
             heapq.heappush(heap, (both, min(left[1], right[1]), node, due))
         self._root = heap[0][2] if heap else 0  # without shares, no place is looked up
+        self._first, self._skipped = 0, [0] * self._takers  # places before the first one
+        if first:
+            self._first, self._skipped = first, self.before(first)
 
     def between(self, begin: int, end: int) -> list[tuple[int, int, int]]:
         """The takers of places `begin` to `end`: (taker, places before `begin`, before `end`)."""
         found, takers, nodes = [], self._takers, self._nodes
-        todo = [(self._root, begin, end)]
+        todo = [(self._root, self._first + begin, self._first + end)]
         while todo:
             node, begin, end = todo.pop()
             if node < takers:
-                found.append((node, begin, end))
+                skipped = self._skipped[node]
+                found.append((node, begin - skipped, end - skipped))
                 continue
             left, right, share, whole, more = nodes[node - takers]
             low, high = (begin * share + more) // whole, (end * share + more) // whole
@@ -205,11 +218,11 @@ class Quota:
     def before(self, place: int) -> list[int]:
         """The number of places below `place` that each taker has; the sum is `place`."""
         counts, takers, nodes = [0] * self._takers, self._takers, self._nodes
-        todo = [(self._root, place)]
+        todo = [(self._root, self._first + place)]
         while todo:
             node, number = todo.pop()
             if node < takers:
-                counts[node] = number
+                counts[node] = number - self._skipped[node]
             elif number:
                 left, right, share, whole, more = nodes[node - takers]
                 to_left = (number * share + more) // whole

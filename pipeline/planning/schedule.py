@@ -61,7 +61,6 @@ class Interval:
     # int64 [lengths, streams], the rows at the end of a pass, whose last batches may be short; or
     # `NEVER`.
     most_rows: np.ndarray
-    rotation: int = 0  # the places of `length_quota` before the first step
     # For each length, the rows of each of several streams in a step, times `per_step`.
     shares: Sequence[Sequence[int]] = ()
     per_step: int = 1
@@ -72,14 +71,9 @@ class Interval:
         """The first step."""
         return self.begin.step
 
-    @functools.cached_property
-    def _rotated(self) -> list[int]:
-        return self.length_quota.before(self.rotation)
-
     def before(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """`batches` and `rows` of `taken(step)`."""
-        places = self.length_quota.before(self.rotation + step - self.start)
-        steps = np.subtract(places, self._rotated)
+        steps = np.array(self.length_quota.before(step - self.start))
         taken = (steps * self.rows_per_batch).tolist()
         each = zip(self.stream_quotas, taken, strict=True)
         rows = self.begin.rows + np.array([quota.before(place) for quota, place in each])
@@ -89,10 +83,10 @@ class Interval:
 
     def at(self, step: int) -> tuple[int, int, list[tuple[int, int, int]]]:
         """See `Schedule.at`."""
-        place = self.rotation + step - self.start
+        place = step - self.start
         ((length, number, _),) = self.length_quota.between(place, place + 1)
         rows, quota = int(self.rows_per_batch[length]), self.stream_quotas[length]
-        first = (number - self._rotated[length]) * rows
+        first = number * rows
         most, base = self.most_rows[length].tolist(), self.begin.rows[length].tolist()
         return (
             length,
@@ -248,39 +242,38 @@ class Schedule:
         counts: np.ndarray,
         taken: Taken,
         most: np.ndarray,
-        *of_rotation: Any,
+        *names: Any,
         quotas: Sequence[Quota] = (),
         due: Sequence[Sequence[int]] = (),
     ) -> Iterator[Interval]:
         """The intervals of some batches: one of full batches of all lengths, then one of each tail.
 
-        `counts` has the batches of each bucket, and `most` is as `most_rows`. `of_rotation` selects
-        the random bits that give the first place: a name and an epoch. With several streams,
-        `quotas` are `stream_quotas`, and `due` the rows newly due to each, times `UNIT`.
+        `counts` has the batches of each bucket, and `most` is as `most_rows`. `names` select the
+        random bits that give the first place: a name and an epoch. With several streams, `quotas`
+        are `stream_quotas`, and `due` the rows newly due to each, times `UNIT`.
         """
-        whole, rotation, (name, epoch) = counts[self._bucket_of], 0, of_rotation
+        whole, first, (name, epoch) = counts[self._bucket_of], 0, names
         if self._options.shuffle and whole.any():
             key = random_key(self._options.seed, "buckets", name)
             bits = int(random_bits(key, Purpose.BUCKETS, 1, epoch=epoch)[0])
-            rotation = bits % int(whole.sum())
-        parts = [(self._bucket_of, whole, rotation)]
+            first = bits % int(whole.sum())
+        parts = [(self._bucket_of, whole, first)]
         for length, group in enumerate(self._groups):
             for place in range(1, len(group)):
                 buckets, steps = self._bucket_of.copy(), 0 * self._bucket_of
                 buckets[length] += place
                 steps[length] = counts[buckets[length]]
                 parts.append((buckets, steps, 0))
-        for buckets, steps, rotation in parts:
+        for buckets, steps, first in parts:
             if steps.any():
                 end = taken.step + int(steps.sum())
                 interval = Interval(
                     taken,
                     buckets,
                     self._rows[buckets],
-                    Quota(steps.tolist()),
+                    Quota(steps.tolist(), first=first),
                     quotas or [Quota([1])] * len(self._groups),
                     most,
-                    rotation,
                     shares=due,
                     per_step=int(counts.sum()) * UNIT,
                     end=end,
@@ -338,14 +331,13 @@ class Schedule:
 
     def _continue(self, taken: Taken) -> tuple[tuple[Interval, ...], Taken]:
         """The next intervals; if there are none, a mark."""
-        stream = self._streams[0]
-        if self._one and (stream.parts is None or stream.leg(taken.legs[0]).repeats):
+        if self._one and not self._streams[0].grows_at(taken.legs[0]):
             return self._continue_one(taken)
         legs, waiting, growing = [*taken.legs], dict[int, np.ndarray](), list[int]()
         for number, (stream, weight) in enumerate(zip(self._streams, self._weights, strict=True)):
             if not weight or (leg := stream.leg(legs[number])).repeats:
                 continue
-            if stream.parts is not None:
+            if stream.grows_at(legs[number]):
                 growing.append(number)
             elif (taken.rows[:, number] >= leg.end).all():
                 legs[number] += 1
@@ -536,10 +528,7 @@ class Schedule:
         """Whether a step has rows of a corpus that still grows."""
         legs = self.mark(step).legs
         each = zip(self._streams, self._weights, legs, strict=True)
-        return any(
-            stream.parts is not None and weight and not stream.leg(leg).repeats
-            for stream, weight, leg in each
-        )
+        return any(weight and stream.grows_at(leg) for stream, weight, leg in each)
 
     def may_wait(self, step: int) -> bool:
         """Whether a step may need parts that the step before it did not need."""

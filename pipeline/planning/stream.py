@@ -278,7 +278,6 @@ class Leg:
     rows: np.ndarray  # int64 [lengths], its rows; if it repeats, those of each time
     size: int  # what these rows count in the unit of weights, at least 1
     epoch: int  # of its first row
-    chapter: Chapter
     # Before and after the parts of the window of a corpus that grows; else the same place twice.
     places: tuple[Place, Place]
     repeats: bool = False  # for whole epochs; the stream's last leg does
@@ -289,12 +288,6 @@ class Leg:
     def end(self) -> np.ndarray:
         """The rows of the stream up to its end, at its first time: int64 [lengths]."""
         return self.start + self.rows
-
-
-def _leg_of(planned: Pass, chapter: Chapter, epoch: int, **options: bool) -> Leg:
-    """The leg of a pass that is no window, with which a chapter begins."""
-    rows, size, places = planned.rows, max(planned.size, 1), (chapter.place, chapter.place)
-    return Leg(chapter.start, rows, size, epoch, chapter, places, **options, planned=planned)
 
 
 class Stream(Handles):
@@ -369,8 +362,7 @@ class Stream(Handles):
 
     def _repeat_whole(self) -> Leg:
         """The last leg: whole epochs."""
-        chapter = self._chapter_after(self.legs)
-        return _leg_of(self.whole, chapter, self.epoch, repeats=True, ends=not self.mixed)
+        return self._leg_of(self.whole, self.epoch, repeats=True, ends=not self.mixed)
 
     def _plan_rest(self, spans: np.ndarray) -> None:
         """Puts a leg for the rest of open epochs first, if the rest has a position."""
@@ -389,7 +381,7 @@ class Stream(Handles):
         self.lost = np.concatenate([self.lost, lost[lost[:, 3:].any(axis=1)]])
         if len(pieces.table) == 1:
             return
-        chapter, grows = self._chapter_after((), has_rest=True), self.parts is not None
+        grows = self.parts is not None
         planned = Pass(
             self,
             pieces,
@@ -397,11 +389,11 @@ class Stream(Handles):
             False,
             used=used,
             spans=spans,
-            rows_before=chapter.start if grows else None,
+            rows_before=self._chapter_after(()).start if grows else None,
             ends=not grows,  # else windows follow in the chapter, and fill its last batches
         )
         epoch, ends = int(spans[:, 0].min()), not self.mixed and not grows
-        self.legs = (_leg_of(planned, chapter, epoch, ends=ends),)
+        self.legs = (self._leg_of(planned, epoch, ends=ends),)
 
     def _cut_rest(
         self, lengths: np.ndarray, trees: np.ndarray | None
@@ -465,6 +457,10 @@ class Stream(Handles):
                     self.legs = (*legs, self._plan_leg())
         return self.legs[number]
 
+    def grows_at(self, number: int) -> bool:
+        """Whether the corpus still grows at a leg, which may then be a window."""
+        return self.parts is not None and not self.leg(number).repeats
+
     def _plan_leg(self) -> Leg:
         """The leg after those that are known: a window or, once the parts end, whole epochs."""
         assert self.parts is not None, "other streams have all their legs"
@@ -475,11 +471,10 @@ class Stream(Handles):
             self._plan_whole()
             return self._repeat_whole()
         if number and not self.legs[-1].ends:
-            chapter = self.legs[-1].chapter
+            chapter = self.chapter(number - 1)
         ends = over or number - chapter.number == growing.CHAPTER - 1
         planned = self._plan_window((begin, end), start - chapter.start, ends)
-        size = max(planned.size, 1)
-        found = Leg(start, planned.rows, size, 0, chapter, (begin, end), ends=ends)
+        found = Leg(start, planned.rows, max(planned.size, 1), 0, (begin, end), ends=ends)
         self._get_window(found, lambda: planned)
         return found
 
@@ -501,25 +496,41 @@ class Stream(Handles):
     def chapter(self, number: int) -> Chapter:
         """The chapter of a leg; if that is not known yet, the chapter that begins with it."""
         legs = self.legs  # other threads may add some
-        return legs[number].chapter if number < len(legs) else self._chapter_after(legs)
+        if number >= len(legs):
+            return self._chapter_after(legs)
+        first = number
+        while first and not legs[first].repeats and not legs[first - 1].ends:
+            first -= 1
+        begin = legs[first]
+        has_rest = begin.planned is not None and not begin.repeats
+        return Chapter(first, begin.start, begin.places[0], has_rest)
 
     def place_after(self, number: int) -> Place:
         """The place after the parts of a leg; if that is not known yet, the place before them."""
-        legs = self.legs[: number + 1]
-        return legs[number].places[1] if number < len(legs) else self._chapter_after(legs).place
+        return self._chapter_after(self.legs[: number + 1]).place
 
-    def _chapter_after(self, legs: Sequence[Leg], *, has_rest: bool = False) -> Chapter:
+    def _chapter_after(self, legs: Sequence[Leg]) -> Chapter:
         """The chapter that begins after some legs, the first ones."""
         if legs:
             return Chapter(len(legs), legs[-1].end, legs[-1].places[1])
-        return Chapter(0, np.zeros(len(self.options.groups), np.int64), self.begin, has_rest)
+        return Chapter(0, np.zeros(len(self.options.groups), np.int64), self.begin)
 
-    def plan_of(self, leg: Leg) -> Pass:
-        """The pass of a leg."""
-        if leg.planned:
+    def _leg_of(self, planned: Pass, epoch: int, **options: bool) -> Leg:
+        """The next leg, of a pass that is no window."""
+        _, start, place, _ = self._chapter_after(self.legs)
+        size, places = max(planned.size, 1), (place, place)
+        return Leg(start, planned.rows, size, epoch, places, **options, planned=planned)
+
+    def plan_of(self, number: int) -> Pass:
+        """The pass of a leg that is known."""
+        if (leg := self.legs[number]).planned:
             return leg.planned
-        before = leg.start - leg.chapter.start
-        return self._get_window(leg, lambda: self._plan_window(leg.places, before, leg.ends))
+
+        def plan() -> Pass:
+            before = leg.start - self.chapter(number).start
+            return self._plan_window(leg.places, before, leg.ends)
+
+        return self._get_window(leg, plan)
 
     # ---- rows
 
@@ -532,7 +543,7 @@ class Stream(Handles):
         leg = self.legs[number]
         row -= int(leg.start[length])
         if not leg.repeats:
-            return self.plan_of(leg), leg.epoch, row
+            return self.plan_of(number), leg.epoch, row
         epochs, row = divmod(row, int(leg.rows[length]))
         return self.whole, leg.epoch + epochs, row
 
@@ -566,7 +577,7 @@ class Stream(Handles):
             elif each.planned or number <= last:
                 used = np.minimum(used, each.rows)
                 if (used < each.rows).any():
-                    spans.append(self.plan_of(each).rest(each.epoch, used))
+                    spans.append(self.plan_of(number).rest(each.epoch, used))
                 place = each.places[1]
         return merge_spans(np.concatenate(spans)), epoch, place
 

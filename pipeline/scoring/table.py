@@ -57,7 +57,7 @@ def open_table(path: epath.Path) -> pa.Table:
     try:
         if not is_local(path):
             return pa.ipc.open_file(pa.py_buffer(path.read_bytes())).read_all()
-        with pa.memory_map(os.fspath(path)) as file:
+        with pa.memory_map(os.fsencode(path)) as file:
             return pa.ipc.open_file(file).read_all()
     except pa.ArrowException as error:
         raise InvalidValue(f"{path} is damaged ({error}); delete it, and score again") from error

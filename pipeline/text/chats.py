@@ -18,7 +18,7 @@ WEIGHTS_OF_TURNS = ("weight", "train", "trainable", "loss", "loss_mask")
 NOT_RENDERED = "have {} {!r}, which the template does not render"
 
 # Fields beside the turns that are meant for the beginning of a chat.
-BESIDE_TURNS = ("system", "tools", "functions")
+BESIDE_TURNS = ("system", "tools", "functions", "documents", "chat_template_kwargs")
 
 # Roles that are in use, besides those that have a weight.
 ROLES = ("system", "user", "assistant", "tool", "function", "developer")
@@ -51,9 +51,8 @@ class Chat:
         last_only: whether the last turn that has a weight is the only one with loss.
         null: the text of a turn whose content is null or missing; default None: that is an error.
         unknown: what to do with other fields of a turn that hold text or lists, such as calls of
-            tools or reasoning, and with `system`, `tools` and `functions` of the record: "count"
-            (default) leaves them out, and `prepare` logs how many records have them; "error"
-            refuses the record.
+            tools or reasoning, and with `BESIDE_TURNS` of the record: "count" (default) leaves them
+            out, and `prepare` logs how many records have them; "error" refuses the record.
 
     Raises:
         ValueError: `weights` does not map roles to numbers, or another argument is not as above.

@@ -175,7 +175,13 @@ class Feature:
         """The same feature with a dtype, by default that of `given`."""
         if self.dtype is not None:
             return self
-        dtype = as_array(given, what).dtype
+        array = as_array(given, what)
+        if not array.size and not hasattr(given, "dtype"):
+            raise InvalidValue(
+                f"{what} is an empty list, which tells no dtype; give the feature a dtype=, or an "
+                "empty array that has it"
+            )
+        dtype = array.dtype
         narrow = {"i": np.int32, "u": np.uint32, "f": np.float32}
         if _kind(dtype) not in "biuf":
             raise InvalidValue(f"{what} has dtype {dtype}; give booleans or numbers, or a dtype=")

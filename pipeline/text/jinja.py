@@ -13,6 +13,7 @@ from etils import epath
 from pipeline.errors import InvalidValue, require
 from pipeline.fs.atomic import as_path
 from pipeline.text.chats import (
+    BESIDE_TURNS,
     NOT_RENDERED,
     ROLES,
     WEIGHTS_OF_TURNS,
@@ -34,9 +35,10 @@ from pipeline.text.values import (
 
 # Characters that no text has. They mark text of records, and where generated text begins and ends.
 TAINT, BEGIN, END = "\ufdd0", "\ufdd1", "\ufdd2"
-NULLS = "have nulls inside of a field of a turn, which the template may spell"
+NULLS = "have nulls inside of a field of a turn, or of tools, which the template may spell"
 CHANGED = "have turns whose content the template changes or leaves out"
 ENDLESS = "have an answer that ends without a special token, so a model does not learn to stop"
+WEIGHED = "have a turn with a weight that is none of the assistant, and is not learnt"
 TAKEN = re.compile(f"[{TAINT}{BEGIN}{END}]")
 
 
@@ -47,9 +49,10 @@ class Jinja:
     those in the text of a record stay text. The text to learn is inside `{% generation %}`, if the
     template has that. If not, the chat is rendered up to each answer and after it: what an answer
     adds to its prompt is learnt. A record is refused if the whole chat does not begin with these,
-    as when a template drops the reasoning of earlier answers; give `last_only=True` then.
-    The arguments of a call of a tool that are JSON of an object reach the template as that object,
-    as in servers.
+    as when a template drops the reasoning of earlier answers; give `last_only=True` then. Marks
+    that the template looks for in an answer, such as `</think>`, are tokens there, too.
+    Tools and calls of them that are JSON reach the template as lists of dicts, and arguments of a
+    call that are JSON of an object as that object, as in servers.
 
     >>> tokenizer = HuggingFace("m/tokenizer.json", begin=False, end=False)  # doctest: +SKIP
     >>> corpus = prepare(chats, tokenizer, "corpus", template=Jinja(tokenizer))  # doctest: +SKIP
@@ -101,7 +104,10 @@ class Jinja:
         described = [self._template, self._special, self._marks, messages, tools, last_only]
         digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
         self.fingerprint = f"Jinja-{digest[:12]}"
-        _compile(self._template)
+        sought = _find_sought(self._template)
+        # A part of a mark, such as "<|", would let the mark itself into an answer.
+        parts = {each for each in sought if any(each in mark != each for mark in self._marks)}
+        self._sought = "|".join(map(re.escape, sorted(sought - parts)))
 
     def __call__(self, record: Mapping[str, Any]) -> list[tuple[str, float]]:
         """The spans of a record, each with the weight of its turn, or 0."""
@@ -112,17 +118,33 @@ class Jinja:
         ]
         if not turns:
             raise InvalidValue(f"{what} are empty")
-        tools = _require_text(decode_bytes(record.get(self._tools)), f"its {self._tools}")
-        tools = read_json(tools) if isinstance(tools, str) and tools else tools
+        tools = _read_tools(record.get(self._tools), f"its {self._tools}")
+        if tools and _has_null(tools):
+            note(NULLS, f"its {self._tools} are {tools!r:.60}")
         render = functools.partial(self._render, tools=tools)
         marked = render(turns)
         text = _strip(marked)
         self._note_others(turns, marked, render, what)
         for number, turn in enumerate(turns):
+            place, content = f"turn {number} of {what}", turn.get("content")
+            if isinstance(content, list | Mapping) and f"{content}" in text:
+                raise InvalidValue(
+                    f"the chat template spells the content of {place} as Python does, "
+                    f"{f'{content}':.60}; give its text, or a template that reads such parts"
+                )
             if missing := [each for each in _contents(turn) if each.strip() not in text]:
-                note(CHANGED, f"turn {number} of {what} has {missing[0]!r:.60}")
-        if isinstance(system := record.get("system"), str) and system.strip() not in text:
-            note(NOT_RENDERED.format("a field", "system"), f"it has {system!r:.60}")
+                note(CHANGED, f"{place} has {missing[0]!r:.60}")
+            if turn.get("role") != "assistant" and weigh(turn, 0.0, place):
+                note(WEIGHED, place)
+        for name in BESIDE_TURNS:
+            value = record.get(name)
+            if name == self._tools:
+                unused = bool(tools) and self._render(turns, None) == marked
+            else:
+                spelt = isinstance(value, str) and value.strip() in text
+                unused = isinstance(value, str | list | Mapping) and bool(value) and not spelt
+            if unused:
+                note(NOT_RENDERED.format("a field", name), f"it has {value!r:.60}")
         answers = [n for n, turn in enumerate(turns) if turn.get("role") == "assistant"]
         answers = answers[-1:] if self._last_only else answers
         if BEGIN in marked:
@@ -170,13 +192,19 @@ class Jinja:
     def _find_marks(self, turns: Sequence[Any], tools: Any, text: str) -> Markup:
         """A text in which the marks that the template put there, and no others, are markup.
 
-        A character after each sign with which marks begin tells those in the text of a record.
+        A character after each sign with which marks begin tells those in the text of a record. What
+        the template looks for in an answer has none, so that it is found, and may be a mark.
         """
-        signs, tainted, of_record = {mark[0] for mark in self._marks}, text, [turns, tools]
-        if any(sign in each for each in texts_in(of_record) for sign in signs):
-            pattern = re.compile("|".join(map(re.escape, sorted(signs))))
-            changed = change_texts(of_record, lambda each: pattern.sub(rf"\g<0>{TAINT}", each))
-            tainted = _strip(self._render(*changed))
+        signs, tainted = {mark[0] for mark in self._marks}, text
+
+        def taint(value: Any, sought: str = "") -> Any:
+            pattern = re.compile(f"(?!{sought or '(?!)'})[{re.escape(''.join(signs))}]")
+            return change_texts(value, lambda each: pattern.sub(rf"\g<0>{TAINT}", each))
+
+        if any(sign in each for each in texts_in([turns, tools]) for sign in signs):
+            sought = {"assistant": self._sought}
+            changed = [taint(turn, sought.get(turn.get("role"), "")) for turn in turns]
+            tainted = _strip(self._render(changed, taint(tools)))
             if tainted.replace(TAINT, "") != text:
                 raise InvalidValue(
                     "the chat template looks for marks in the text of a turn; remove them from the "
@@ -211,7 +239,7 @@ def _read_turn(turn: Mapping[str, Any], what: str) -> dict[str, Any]:
     found = {key: decode_bytes(each) for key, each in turn.items() if not is_null(each)}
     _require_text(found, what)
     require_role(str(found.get("role")), ROLES)
-    if isinstance(calls := found.get("tool_calls"), list):
+    if calls := _read_tools(found.pop("tool_calls", None), f"the tool_calls of {what}"):
         found["tool_calls"] = [*map(_read_call, calls)]
     for key, each in found.items():
         if _has_null(each):
@@ -232,6 +260,20 @@ def _read_call(call: Any) -> Any:
     with contextlib.suppress(InvalidValue):
         arguments = read_json(arguments) if isinstance(arguments, str) else arguments
     return {**call, "arguments": arguments} if isinstance(arguments, Mapping) else call
+
+
+def _read_tools(given: Any, what: str) -> list[Any] | None:
+    """Tools or calls of them as dicts, from any form in which data sets store them; None: none."""
+    given = _require_text(decode_bytes(given), what)
+    if is_null(given) or (isinstance(given, str) and given.strip() in ("", "null")):
+        return None
+    try:
+        found = [*read_turns(given, what)]
+    except InvalidValue as error:
+        raise InvalidValue(
+            f"{what} is {given!r:.60}; it must be a list of dicts, such as {{'name': 'f'}}, or JSON"
+        ) from error
+    return found or None
 
 
 def _has_null(value: Any) -> bool:
@@ -268,6 +310,8 @@ def _read_config(folder: epath.Path) -> tuple[str | None, dict[str, str]]:
     config, file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
     try:
         described = read_json(config.read_text()) if config.exists() else {}
+        if not isinstance(described, dict):
+            raise InvalidValue(f"it holds a JSON {type(described).__name__}, not an object")
     except ValueError as error:
         raise InvalidValue(f"{config} cannot be read: {error}; restore the file") from error
     special = {
@@ -278,7 +322,20 @@ def _read_config(folder: epath.Path) -> tuple[str | None, dict[str, str]]:
     found = file.read_text() if file.exists() else described.get("chat_template")
     if isinstance(found, list):  # several by name
         found = {each["name"]: each["template"] for each in found}.get("default")
-    return found, special
+    return found if isinstance(found, str) else None, special
+
+
+def _find_sought(template: str) -> set[str]:
+    """The texts that a template looks for in others, such as `</think>`, and `<think>` with it."""
+    tree = _compile(template).environment.parse(template)
+    from jinja2 import nodes
+
+    methods = (each for each in tree.find_all(nodes.Call) if isinstance(each.node, nodes.Getattr))
+    operands = [operand for each in methods for operand in each.args]
+    operands += [each.expr for each in tree.find_all(nodes.Compare) if each.ops[0].op == "in"]
+    values = [each.value for each in operands if isinstance(each, nodes.Const)]
+    found = {each for each in values if isinstance(each, str) and each}
+    return {*found, *(each.replace("</", "<", 1) for each in found)}
 
 
 @functools.lru_cache(16)

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from pipeline.errors import InvalidValue
+from pipeline.errors import InvalidValue, require_type
 from pipeline.text.chats import Chat
 from pipeline.text.features import LOSS_WEIGHTS, TOKEN_IDS, TOKENS, WEIGHTS, Column, Feature
 from pipeline.text.fingerprints import fingerprint
@@ -150,8 +150,9 @@ class Answer:
     null: Null = None
 
     def __post_init__(self) -> None:
-        parse_format(self.prompt, "prompt")
-        parse_format(self.answer, "answer")
+        for name in ("prompt", "answer"):
+            require_type(name, getattr(self, name), str, "a text, with fields such as {question}")
+            parse_format(getattr(self, name), name)
 
     def __call__(self, record: Mapping[str, Any]) -> list[Span]:
         """The two spans of a record."""
@@ -268,6 +269,13 @@ class Preference:
             for side in self._sides if name == "rejected" else [getattr(self, name)]:
                 if isinstance(side, str):
                     parse_format(side, name)
+        sides = self.prompt, self.chosen, *self._sides
+        if self.prompt and any(isinstance(each, Jinja) for each in sides):
+            raise InvalidValue(
+                "prompt is given, and Jinja spells whole chats, each with its beginning; omit it, "
+                "and let the sides be whole chats, such as a function that returns "
+                'jinja({"messages": [*record["prompt"], *record["chosen"]]})'
+            )
 
     @property
     def _sides(self) -> Sequence[str | Template]:

@@ -89,6 +89,15 @@ def test_a_mistake_is_answered_with_a_sentence(run, tmp_path, arguments, sentenc
     assert "Traceback" not in err
 
 
+def test_names_and_signs_are_printed_in_a_shell_of_ascii(tmp_path):
+    (tmp_path / "ü.txt").write_text("one\n" * 9)
+    language = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    show = ["show", "ö", "--tokens-per-batch", "64", "--max-length", "16"]
+    for command in (["prepare", "ü.txt", "--into", "ö"], show):
+        done = call(sys.executable, "-m", "pipeline", *command, cwd=tmp_path, **language)
+        assert done.returncode == FINE, done.stderr
+
+
 def test_a_wrong_flag_is_a_usage_error(run):
     assert run("why", "x", "--worst", "0")[0] == WRONG
     err = run.refused("show", "x", "--step", "9" * 5000)

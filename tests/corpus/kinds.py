@@ -24,8 +24,10 @@ from tests.loading.definition import Field, define_batch
 from tests.text.record_files import write_table
 
 FORMATS = ["arrow", "stream", "lz4", "uint16", "parquet", "npy", "megatron", "flat", "datatrove"]
-STORED = ["arrays", "weighted", "cached", "weighted cached", "groups", "groups cached"]
+STORED = ["arrays", "weighted", "features", "cached", "weighted cached", "features cached"]
+STORED += ["groups", "groups cached"]
 JOINED = {"joined": ("arrays", "weighted"), "groups joined": ("groups", "arrays")}
+JOINED |= {"masked joined": ("masked", "masked"), "pairs joined": ("pairs", "pairs")}
 KINDS = [*STORED, *JOINED, *FORMATS, "masked", "middle", "corrupted", "pairs"]
 SIZES = np.random.default_rng(0).integers(0, 45, 80)
 FEATURES = {
@@ -35,6 +37,7 @@ FEATURES = {
     "half": Feature("targets", dtype="float16"),
     "reward": Feature("example"),
     "flags": Feature("example", dtype=bool, shape=5),
+    "offsets": Feature("example", dtype="int32"),  # as a part of a file is named
 }
 
 
@@ -50,6 +53,7 @@ def draw_columns(sizes):
         "half": [rng.normal(size=n).astype(np.float16) for n in sizes],
         "reward": [rng.normal() for _ in sizes],
         "flags": [rng.random(5) < 0.5 for _ in sizes],
+        "offsets": range(len(sizes)),
     }
 
 
@@ -63,7 +67,8 @@ def make(kind, directory, sizes=SIZES):
     """A corpus of examples of about these sizes."""
     if kind in JOINED:
         shares = zip(JOINED[kind], (sizes[:30], sizes[30:]), strict=True)
-        return Corpora({one: make(one, directory / one, some) for one, some in shares})
+        made = (make(one, directory / f"{n}", some) for n, (one, some) in enumerate(shares))
+        return Corpora({f"{number}": each for number, each in enumerate(made)})
     ids, options = ids_of(sizes), {"progress": False, "num_workers": 0}
     if kind in FORMATS:
         directory.mkdir()
@@ -71,6 +76,8 @@ def make(kind, directory, sizes=SIZES):
     if kind in STORED:
         if "groups" in kind:
             Corpus.from_groups([*map(group_of, ids)], directory, vocab_size=99)
+        elif "features" in kind:
+            Corpus.from_arrays(draw_columns(sizes), directory, features=FEATURES, vocab_size=99)
         else:
             weights = {"weights": [each / 7 for each in ids]} if "weighted" in kind else {}
             Corpus.from_arrays({"tokens": ids, **weights}, directory, vocab_size=99)
@@ -110,11 +117,9 @@ def in_place(kind, directory, examples, task=CAUSAL):
                 write_datatrove(directory / f"{number}.ds", mine)
         if kind == "flat":
             return InPlace.flat(directory / "*.npy", dtype="uint16", **options)
-        return (
-            InPlace.megatron(directory / "*", **options)
-            if kind == "megatron"
-            else (InPlace.datatrove(directory, **options))
-        )
+        if kind == "megatron":
+            return InPlace.megatron(directory / "*", **options)
+        return InPlace.datatrove(directory, **options)
     item = {"arrow": pa.int32(), "stream": pa.int64(), "lz4": pa.int32(), "uint16": pa.uint16()}
     held = pa.large_list(item[kind]) if kind == "lz4" else pa.list_(item.get(kind, pa.int64()))
     for number, mine in enumerate((examples[:15], examples[15:])):

@@ -136,22 +136,19 @@ def follow(cache):
     return every.tolist()
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "flipped at its source"])
-def test_a_damaged_part_is_noticed_when_it_is_first_mapped(corpus, damage, tmp_path, caplog):
+@pytest.mark.parametrize("at_its_source", [False, True])
+def test_a_damaged_part_is_noticed_when_it_is_first_mapped(corpus, at_its_source, tmp_path, caplog):
     place, name = tmp_path / "corpus", "part-000000-00003.arrow"
     shutil.copytree(corpus.directory, place)
     mine = Corpus.open(place, cache=tmp_path / "cache")
     cache, content = mine.caches[0][0], (place / name).read_bytes()
-    at = place if damage == "flipped at its source" else cache.directory
-    (at / name).write_bytes(content[:-40] if damage == "cut" else content)
-    if damage != "cut":
-        flip(at / name, len(content) // 2)  # of a token
+    at = place if at_its_source else cache.directory
+    (at / name).write_bytes(content)
+    flip(at / name, len(content) // 2)  # of a token
     follow(cache)
     wait_for((cache.directory / name).exists)
-    if at == place:
-        with pytest.raises(
-            ValueError, match=r"damaged at .*corpus/part-000000-00003\.arrow: its digest"
-        ):
+    if at_its_source:
+        with pytest.raises(ValueError, match=f"damaged at {place}/{name}: its digest"):
             read_all(mine, mine.lengths)
     else:
         require_same(read_all(mine, mine.lengths), read_all(corpus, corpus.lengths))
@@ -161,14 +158,10 @@ def test_a_damaged_part_is_noticed_when_it_is_first_mapped(corpus, damage, tmp_p
 
 def test_corpora_and_mixtures_use_the_caches_of_all(corpus, tmp_path):
     both = {"a": corpus, "b": Corpus.from_arrays(examples(7, 1500), tmp_path / "second")}
-    plain = Corpora(both)
     mine = Corpora({name: cached(each, tmp_path / "c")[0] for name, each in both.items()})
     assert [first for _, first in mine.caches] == [0, len(corpus.files)]
-    for options in ({}, {"weights": {"a": 1, "b": 3}}):
-        plan = Plan(mine, BUCKETS, window=2 * WINDOW, **options)
-        whole, batches = Batches(plain, plan), Batches(mine, plan)
-        for step in range(30):
-            require_same(batches[step], whole[step])
+    batches = Batches(mine, Plan(mine, BUCKETS, window=2 * WINDOW, weights={"a": 1, "b": 3}))
+    require_same(batches[0], Batches(Corpora(both), batches.plan)[0])
     for cache, _ in mine.caches:
         wait_for(lambda cache=cache: cache.traffic["fetched"] > 0)
 
@@ -227,11 +220,9 @@ def test_damaged_lengths_are_fetched_again_and_those_of_the_corpus_are_named(cor
     _, cache = cached(corpus, tmp_path / "cache", 2)
     copy, there = cache.directory / "lengths.npy", tmp_path / "corpus"
     whole = copy.read_bytes()
-    swapped = whole[:-8] + whole[-4:] + whole[-8:-4]  # with the same sum
-    for content in (b"", whole[:-4], whole[:-4] + b"abcd", swapped):
-        copy.write_bytes(content)
-        again, _ = cached(corpus, tmp_path / "cache", 2)
-        np.testing.assert_array_equal(again.lengths, corpus.lengths)
+    copy.write_bytes(whole[:-8] + whole[-4:] + whole[-8:-4])  # with the same sum
+    again, _ = cached(corpus, tmp_path / "cache", 2)
+    np.testing.assert_array_equal(again.lengths, corpus.lengths)
     shutil.copytree(corpus.directory, there)
     whole = (there / "lengths.npy").read_bytes()
     (there / "lengths.npy").write_bytes(whole[:-4] + b"abcd")

@@ -114,18 +114,14 @@ def test_a_template_that_cannot_be_sent_to_workers_is_named(tmp_path):
         prepare(Records(["a" * 99] * 99), Bytes(), tmp_path, template=template, num_workers=2)
 
 
-def test_records_that_fail_may_be_left_without_tokens_and_are_told(tmp_path, caplog):
-    texts = ["x" if number in (0, 57, 58, 99) else f"record {number}" for number in range(100)]
+def test_records_that_fail_may_be_left_without_tokens(tmp_path):
+    failed = [0, 57, 58, 99]
+    texts = ["x" if number in failed else f"record {number}" for number in range(100)]
     source = Records([{"text": text} for text in texts])
     corpus = prepare(source, Choosy(), tmp_path / "one", on_error="skip", progress=False)
-    failed = np.flatnonzero(corpus.lengths == 0)
-    assert failed.tolist() == [0, 57, 58, 99]
-    assert corpus.tokenizer.decode(corpus[59]["targets"]) == "record 59"
-    path = tmp_path / "one" / "skipped.jsonl"
-    assert f"4 of 100 records failed and have no tokens; {path} lists them" in caplog.text
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [line["record"] for line in lines] == [0, 57, 58, 99] == [n["example"] for n in lines]
-    assert lines[1]["reason"] == "ZeroDivisionError: deep inside"
+    assert np.flatnonzero(corpus.lengths == 0).tolist() == failed
+    lines = [json.loads(line) for line in (tmp_path / "one" / "skipped.jsonl").open()]
+    assert [line["record"] for line in lines] == failed
     assert (tmp_path / "one" / lines[1]["part"]).exists()
     prepare(source, Choosy(), tmp_path / "two", on_error="skip", engine=Twice(), progress=False)
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
@@ -134,7 +130,7 @@ def test_records_that_fail_may_be_left_without_tokens_and_are_told(tmp_path, cap
     options = {"template": Answer(prompt="a", answer="{text}"), "on_error": "skip"}
     options["features"] = {"reward": Feature("example", dtype="int8", fill=1)}
     weighted = prepare(source, Choosy(), tmp_path / "weighted", **options, progress=False)
-    assert np.flatnonzero(weighted.lengths == 0).tolist() == failed.tolist()
+    assert np.flatnonzero(weighted.lengths == 0).tolist() == failed
 
 
 def test_the_command_does_one_task_of_several_and_assembles(run, tmp_path):

@@ -1,4 +1,4 @@
-"""What holds for every kind of corpus: its pieces, its two views of a split, and it joined."""
+"""What holds for every kind of corpus: its pieces, and its two views of a split."""
 
 import copy
 import json
@@ -10,7 +10,7 @@ from etils import epath
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline import Batches, Bucket, Corpora, Corpus, Feature, Masked, Plan, SpanCorruption, load
+from pipeline import Bucket, Corpora, Corpus, Feature, Masked, Plan, SpanCorruption, load
 from pipeline.corpus import INPUTS, Examples, duplicates, prepare
 from pipeline.corpus.corpora import CorporaSide
 from pipeline.corpus.views import view_of
@@ -18,10 +18,8 @@ from pipeline.history import read_history, write_history
 from pipeline.text import ragged
 from pipeline.text.sources import Records
 from pipeline.text.tokenizers import Bytes
-from tests.corpus.kinds import FORMATS, KINDS, SIZES, ids_of, make, require_pieces, require_read
+from tests.corpus.kinds import FORMATS, KINDS, SIZES, ids_of, make, require_read
 from tests.loading.definition import require_same
-
-WEIGHTS = {"few": 1, "many": 2}
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -31,25 +29,9 @@ def whole(request, tmp_path_factory):
         return make(request.param, tmp_path_factory.mktemp("whole") / request.param)
 
 
-@pytest.fixture(scope="module", params=["pairs", "masked", "corrupted", "weighted"])
-def joined(request, tmp_path_factory):
-    """Corpora of 9 and of 40 examples, which have nothing in common."""
-    base, kind = tmp_path_factory.mktemp("joined"), request.param
-    few = "arrow" if kind == "weighted" else kind  # one has weights, the other none
-    return Corpora(
-        {"few": make(few, base / "few", SIZES[:9]), "many": make(kind, base / "many", SIZES[9:49])}
-    )
-
-
 def columns_of(corpus):
     """The lengths, as one column for each side."""
     return np.reshape(corpus.lengths, (len(corpus), -1))
-
-
-def plan_of(corpus, **options):
-    if corpus.lengths.ndim == 2:
-        return Plan(corpus, [Bucket(4, (32, 24)), Bucket(4, (64, 64))], overflow="drop", **options)
-    return Plan(corpus, [Bucket(4, 24), Bucket(4, 40)], **options)
 
 
 picks = st.lists(
@@ -90,8 +72,8 @@ def test_examples_are_the_arrays_they_were_made_of(kind, tmp_path):
     lengths = np.maximum(SIZES - 1, 0)
     assert corpus.lengths.tolist() == lengths.tolist()
     assert (corpus.num_tokens, corpus.vocab_size) == (lengths.sum(), 99)
-    plan = plan_of(corpus)
-    assert plan.fingerprint == Plan(lengths, plan.buckets).fingerprint
+    buckets = [Bucket(4, 24), Bucket(4, 40)]
+    assert Plan(corpus, buckets).fingerprint == Plan(lengths, buckets).fingerprint
     for again in (pickle.loads(pickle.dumps(corpus)), copy.deepcopy(corpus)):
         assert again.fingerprint == corpus.fingerprint
     with load(corpus, buckets=[Bucket(4, 48)], num_epochs=1) as loader:
@@ -114,37 +96,11 @@ def test_a_sum_over_several_corpora_is_unknown_if_one_does_not_know_its_own(tmp_
     assert Corpora({"a": text, "b": text}).text_bytes == 2 * text.text_bytes > 0
 
 
-@pytest.mark.parametrize("weights", [WEIGHTS, None])
-def test_batches_of_several_corpora_are_what_each_gives_alone_also_one_of_nothing(joined, weights):
-    plan = plan_of(joined, seed=1)
-    if weights:
-        plan = plan_of(joined, weights=weights, window=16).after(9, seed=3, exclude=[2])
-    steps, batches = range(2 * plan.num_batches()), Batches(joined, plan).repeat()
-    every = [plan.batch(step) for step in steps]
-    if weights:
-        assert any(len(np.unique(planned.epochs)) > 1 for planned in every)
-        assert any(len(planned.sources) == 2 for planned in every)
-    for step in steps:
-        require_pieces(joined, every[step], batches[step])
-        assert batches[step]["inputs"].dtype == np.int32
-    different = {batches[step]["inputs"].tobytes() for step in steps}
-    assert len(different) >= len(steps) - 1  # a last batch of one row may come again
-    batches = Batches(joined, plan)
-    for empty in map(batches.empty, plan.buckets):
-        assert list(empty) == list(batches[0])
-        assert not any(values.any() for values in empty.values())
-
-
-def test_examples_are_those_of_the_corpora_one_after_another(joined):
-    alone = [example for corpus in joined.corpora.values() for example in corpus]
-    assert len(alone) == len(joined) == len(joined.lengths)
-    for number, example in enumerate(alone):
-        require_same(joined[number], example)
-    assert joined.num_tokens == joined.lengths.sum()
-    (name, one), *_ = joined.corpora.items()
-    assert Corpora({name: one}).fingerprint == one.fingerprint
-    three = Corpora({**joined.corpora, "third": one})
-    assert three.begin(len(joined)).fingerprint == joined.fingerprint
+def test_the_first_of_several_corpora_are_those_of_their_examples(tmp_path):
+    one, two, three = (make("arrays", tmp_path / f"{n}", SIZES[:n]) for n in (9, 20, 40))
+    several = Corpora({"one": one, "two": two, "three": three})
+    assert several.begin(29).fingerprint == Corpora({"one": one, "two": two}).fingerprint
+    assert several.begin(9).fingerprint == Corpora({"one": one}).fingerprint == one.fingerprint
 
 
 def test_what_differs_in_kind_task_or_tokenizer_is_not_joined(pairs, corpus, tmp_path):
@@ -180,8 +136,9 @@ def test_each_example_is_in_one_of_both_with_its_tokens(whole, share):
         assert view.lengths.tolist() == whole.lengths[numbers].tolist()
         assert view.num_tokens == view.lengths.sum()
         assert view.vocab_size == whole.vocab_size
-        if whole.files is not None:
-            assert (len(view.files), view.files.sum()) == (len(whole.files), len(view))
+        if whole.files is not None:  # also those of which the view has no example
+            parts = np.repeat(range(len(whole.files)), whole.files)[numbers]
+            assert view.files.tolist() == np.bincount(parts, minlength=len(whole.files)).tolist()
         for at, number in enumerate(numbers[:5].tolist()):
             for mine, theirs, size in zip(
                 view.sides, whole.sides, columns_of(view)[at], strict=True
@@ -244,14 +201,3 @@ def test_a_run_on_splits_of_text_and_of_sides_is_planned_again(tmp_path):
         write_history(place, view, plan)
         corpus, again = read_history(place)
         assert (corpus.fingerprint, again.fingerprint) == (view.fingerprint, plan.fingerprint)
-
-
-def test_windows_of_files_have_every_example_of_a_view(tmp_path, monkeypatch):
-    monkeypatch.setattr(ragged, "TOKENS_PER_PART", 40)
-    for view in make("arrays", tmp_path).split(0.5):
-        assert len(view.files) > 20
-        assert view.files.min() == 0  # all of its examples are in the other view
-        plan = Plan(view, [Bucket(2, 48)], window=9)
-        segments = [plan.batch(step).segments for step in range(plan.num_batches())]
-        seen = np.unique(np.concatenate(segments)[:, 1])
-        assert seen.tolist() == np.flatnonzero(view.lengths).tolist()

@@ -47,15 +47,17 @@ def store(tmp_path, monkeypatch):
     return tmp_path / "cache" / "files"
 
 
-def open_golden(of, monkeypatch, golden=GOLDEN, **options):
-    """The corpus of a data set."""
+def open_golden(of, monkeypatch, golden=GOLDEN, twice=False, **options):
+    """The corpus of a data set, whose files may be given twice."""
     form, some, _ = OPENED[of]
     folder, name = of
     monkeypatch.chdir(golden / folder)
     if of == ("olmo", "masked"):
         monkeypatch.chdir(golden / folder / name)
     path = {"masked": "token_ids*.npy", "gpt2": "gpt2_*.bin", "llama3": "llama3_*.bin"}
-    return InPlace(form, path.get(name, name), **some, **options)
+    path |= {"two": "two/*.ds"}
+    given = path.get(name, name)
+    return InPlace(form, [given, f"./{given}"] if twice else given, **some, **options)
 
 
 def test_each_golden_file_is_opened():
@@ -67,6 +69,7 @@ def test_documents_and_masks_are_those_of_the_programs_own_reader(of, monkeypatc
     documents, masks = EXPECTED[of[0]][of[1]]
     masked = OPENED[of][2]
     plain = {"weights": ()} if masked or of == ("arrow", "splits") else {}
+    plain |= {"twice": of[1] in ("text", "two", "part-0.npy")}  # then each file is read once
     corpus = open_golden(of, monkeypatch, task=INPUTS, vocab_size=128001, **plain)
     assert documents_of(corpus) == documents
     corpus.verify()
@@ -162,19 +165,13 @@ def test_windows_and_their_masks_are_cut_where_documents_end():
 
 def test_mds_that_is_not_whole_is_refused(mds):
     folder, index = mds
-    with pytest.raises(ValueError, match="input_ids"):
-        InPlace.mds(folder, "input_ids")
     (folder / "shard.00001.mds").unlink()
     with pytest.raises(FileNotFoundError, match="shard"):
         InPlace.mds(folder)
     index["shards"][0]["samples"] += 1
-    for content, sentence in (
-        (json.dumps({"shards": index["shards"][:1]}), r"shard\.00000\.mds is damaged, cut short"),
-        ("{", "it does not list the shards of an MDS data set"),
-    ):
-        (folder / "index.json").write_text(content)
-        with pytest.raises(ValueError, match=sentence):
-            InPlace.mds(folder)
+    (folder / "index.json").write_text(json.dumps({"shards": index["shards"][:1]}))
+    with pytest.raises(ValueError, match=r"shard\.00000\.mds is damaged, cut short"):
+        InPlace.mds(folder)
 
 
 def test_a_cache_of_levanter_that_is_not_whole_is_refused(levanter, store):
@@ -182,14 +179,11 @@ def test_a_cache_of_levanter_that_is_not_whole_is_refused(levanter, store):
     for changes, sentence in (
         ({"is_finished": False}, "is not finished; let Levanter finish it"),
         ({"total_num_rows": 4}, "has 5 rows, the ledger 4"),
-        ({"total_num_rows": "many"}, "no whole shard_ledger.json of Levanter's"),
     ):
         (folder / "shard_ledger.json").write_text(json.dumps(ledger | changes))
         with pytest.raises(ValueError, match=sentence):
             InPlace.levanter(folder, weights=())
     (folder / "shard_ledger.json").write_text(json.dumps(ledger))
-    with pytest.raises(ValueError, match="it has no column 'tokens', but assistant_masks"):
-        InPlace.levanter(folder, "tokens")
     (folder / "input_ids" / "data" / "c" / "0").unlink()  # it would read as zeros
     with pytest.raises(ValueError, match="is damaged"):
         InPlace.levanter(folder, weights=())

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 import pipeline
 from pipeline import Bucket, Corpora, Corpus, Examples, Feature, Plan, load, prepare, templates
-from pipeline.corpus import INPUTS, Groups, Job, duplicates, prepare_share
+from pipeline.corpus import Groups, Job, duplicates, prepare_share
 from pipeline.loading import Batches
 from pipeline.report.tiers import row_costs
 from pipeline.text import ragged
@@ -105,9 +106,6 @@ def test_groups_whose_prefix_fills_the_row_are_left_out_and_counted(caplog, advi
     assert targets == [[[2, 3, 3, 3, 3, 3, 3, 4]]] * 2
     assert "left out: 2 examples with nothing to train on" in str(loader.plan)
     assert "2 of 4 groups are left out: even with one token in each cont" in caplog.text
-    assert "none of the examples has a position to train on" in refused(
-        load, Examples.from_groups([long] * 3), **{**options, "overflow": "truncate"}
-    )
 
 
 def test_features_of_continuations_are_added_to_a_finished_corpus(tmp_path):
@@ -160,24 +158,6 @@ def test_rows_of_groups_are_sorted_by_their_real_cost():
         assert len(set(costs.tolist())) == 1, "a tier has rows that cost the same"
     other = Plan(corpus.lengths, [Bucket(4, 16)], tiers=4, seed=1)
     assert other.fingerprint != plan.fingerprint
-
-
-def test_a_run_on_documents_goes_on_with_groups():
-    text = Examples([[1] * (3 + n % 9) for n in range(40)])
-    groups = Examples.from_groups([([1, 2], [[3] * 4, [4] * 5]), ([1], [[3], [4]])] * 5)
-    both = Corpora({"text": text, "groups": groups})
-    plan = Plan(text, [Bucket(2, 16)], seed=4)
-    later = plan.after(2, lengths=both)
-    assert Plan.replay(both, later.changes).fingerprint == later.fingerprint
-    batches = Batches(both, later)
-    seen = [later.batch(step).segments[:, 1] for step in range(later.num_batches())]
-    assert sorted(np.concatenate(seen).tolist()) == [*range(50)]
-    for step in range(later.num_batches()):
-        planned, batch = later.batch(step), batches[step]
-        own = both.trees[planned.segments[:, 1], 1]
-        ids = [batch["inputs_branch_ids"][row].max() for row in range(2)]
-        assert ids == [own[planned.segments[:, 0] == row].sum() for row in range(2)]
-    assert later.most_continuations()[Bucket(2, 16)] >= max(map(max, [ids]))
 
 
 def test_copies_among_groups_are_those_with_the_same_tree():
@@ -240,26 +220,15 @@ def test_it_is_the_corpus_of_its_groups(tmp_path, monkeypatch):
     assert pipeline.Corpus.open(tmp_path / "a").fingerprint == corpus.fingerprint
 
 
-def test_records_without_a_preference_are_counted_and_in_no_batch(tmp_path, caplog):
+def test_records_without_a_preference_are_counted_and_left_out(tmp_path, caplog):
     records = make_records(21)
     records[3]["bad"] = records[3]["good"]
     records[20]["bad"] = ""
-    features = {"margin": Feature("example", dtype="float32"), **LENGTHS}
-    corpus = prepare(
-        Records(records), Bytes(), tmp_path / "b", template=TEMPLATE, features=features
-    )
-    assert [record.message for record in caplog.records] == [
-        "1 of 21 records have a chosen and a rejected side that are equal; they are left out; "
-        "the first: record 3",
-        "1 of 21 records have a side that is empty, or that ends where another one goes on; they "
-        "are left out; the first: record 20",
-    ]
+    options = {"template": TEMPLATE, "features": LENGTHS}
+    corpus = prepare(Records(records), Bytes(), tmp_path / "b", **options)
+    for record, number in zip(caplog.records, (3, 20), strict=True):
+        assert re.match(rf"1 of 21 .* are left out; the first: record {number}", record.message)
     assert np.flatnonzero(corpus.lengths == 0).tolist() == [3, 20]
-    plan = pipeline.Plan(corpus, [pipeline.Bucket(2, 64)])
-    found = [plan.batch(step).segments[:, 1] for step in range(plan.num_batches())]
-    assert sorted(np.concatenate(found)) == [n for n in range(20) if n != 3]
-    batches = pipeline.Batches(corpus, plan)
-    assert sum(batches[step]["loss_weights"].sum() for step in range(plan.num_batches())) > 0
     del records[20], records[3]
     whole = prepare(Records(records), Bytes(), tmp_path / "c", template=TEMPLATE)
     assert [each["inputs"].tolist() for each in corpus if len(each["inputs"])] == [
@@ -275,7 +244,6 @@ def test_a_record_that_is_no_preference_is_refused(tmp_path):
     for record, template, sentence in (
         ({"length": [1, 2, 3]}, TEMPLATE, "length .* for each of the 2 continuations"),
         ({"q": turns}, no_prefix, "its prefix or a continuation has no token"),
-        ({"bad": None}, TEMPLATE, "it does not suit .* its field 'bad' is null"),
     ):
         records = make_records(3)
         records[1].update(record)
@@ -283,13 +251,11 @@ def test_a_record_that_is_no_preference_is_refused(tmp_path):
         source = Records(records), bare, tmp_path / next(iter(record))
         with pytest.raises(ValueError, match=f"record [01]: {sentence}"):
             prepare(*source, **options | {"template": template})
-    with pytest.raises(ValueError, match="makes groups, which are of the task 'causal'"):
-        prepare(Records(records), bare, tmp_path / "a", template=TEMPLATE, task=INPUTS)
 
 
 def test_a_prompt_has_several_rejected_answers(tmp_path):
     several = dataclasses.replace(TEMPLATE, rejected=("{bad[0]}", "{bad[1]}"))
-    records = [{"q": "?", "good": "a", "bad": ["b", "c"]}, {"q": "?", "good": "a", "bad": "ba"}]
+    records = [{"q": "?", "good": "a", "bad": [*bad]} for bad in ("bc", "ba")]
     corpus = prepare(Records(records), Bytes(), tmp_path / "a", template=several)
     assert corpus.decode(0) == "? \n  a\n  b\n  c"
     assert corpus.lengths.tolist() == [8, 0]

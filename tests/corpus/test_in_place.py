@@ -1,20 +1,16 @@
 """Corpora without a copy read what a corpus on disk would."""
 
-from functools import partial
-
 import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import feather
 
 import pipeline
-from pipeline import Bucket, Corpus, InPlace
+from pipeline import Corpus, InPlace
 from pipeline.corpus import CAUSAL, INPUTS
 from tests.corpus.files import require_equal
 from tests.corpus.kinds import SIZES, ids_of, require_read
 from tests.text.record_files import write_table
-
-BUCKET = Bucket(rows=2, length=8)
 
 
 @pytest.mark.parametrize("marks", [(1, 2), (1, None), (None, 2), (None, None)])
@@ -48,11 +44,12 @@ def test_marks_that_files_lack_are_read_as_if_they_were_there(marks, task, tmp_p
 def test_marks_are_two_ids_and_have_no_features_of_tokens(tmp_path):
     path = tmp_path / "a.arrow"
     feather.write_feather(pa.table({"input_ids": [[1]], "seen": [[0]]}), str(path))
-    for marks in (1, (1,), (1, 2, 3)):
-        with pytest.raises(ValueError, match=r"marks is .*; give two ids or None"):
-            InPlace.arrow(path, marks=marks)
-    with pytest.raises(ValueError, match="a mark"):
-        InPlace.arrow(path, marks=(-1, None))
+    with pytest.raises(ValueError, match=r"marks is .*; give two ids or None"):
+        InPlace.arrow(path, marks=(1, 2, 3))
+    with pytest.raises(ValueError, match="marks has the id 99; ids must be below 99"):
+        InPlace.arrow(path, marks=(1, 99), vocab_size=99)
+    with pytest.raises(ValueError, match=f"marks has the id {1 << 31}; ids must be below"):
+        InPlace.arrow(path, marks=(1 << 31, None))
     with pytest.raises(ValueError, match="features of tokens have no values for marks"):
         InPlace.arrow(path, marks=(1, 2), features={"seen": pipeline.Feature("inputs")})
 
@@ -66,42 +63,27 @@ def test_what_is_no_list_of_ids_is_refused(tmp_path):
 
     for columns, options, sentence in (
         ({"input_ids": [[1.0]]}, {}, "row 0 on, input_ids holds list<.*double>; tokens"),
-        ({"input_ids": [[1], None]}, {}, "input_ids has missing entries"),
-        ({"input_ids": [[1, None]]}, {}, "input_ids has missing entries"),
-        ({"text": ["a"]}, {}, "has no column 'input_ids'"),
+        ({"input_ids": [[1, 2], [1], None]}, {}, "missing entries, first 2 rows after"),
         (of_points([1, 2], None, [3, 4]), wanted, "points has missing entries"),
         (of_points([1, 2], [3, 4]), wanted, "example 0 .* has 4 numbers for 3 tokens"),
         ({"input_ids": [[1]], "points": [[5]]}, wanted, "a shape as fixed-size lists"),
-        ({"input_ids": [[1, 5]]}, {"vocab_size": 5}, "example 0 .* holds the id 5; ids must be"),
-        ({"input_ids": [[1, 2], [1, -100]]}, {}, "example 1 .* holds the id -100; ids must be"),
     ):
         feather.write_feather(pa.table(columns), str(tmp_path / "a.arrow"))
-        call = partial(InPlace.arrow, tmp_path / "a.arrow", **options)
-        call = call().verify if "holds the id" in sentence else call
         with pytest.raises(ValueError, match=sentence):
-            call()
+            InPlace.arrow(tmp_path / "a.arrow", **options)
     ids = pa.array([[1]], pa.list_(pa.int32()))
     feather.write_feather(pa.table({"input_ids": ids}), str(tmp_path / "b.arrow"))
-    with pytest.raises(
-        ValueError, match=r"the tokens of .* are int.*give them the same type in all"
-    ):
+    with pytest.raises(ValueError, match=r"the tokens of .* are int.*give them the same type in"):
         InPlace.arrow(str(tmp_path / "*.arrow"))
     tokens, offsets = tmp_path / "tokens.npy", tmp_path / "offsets.npy"
     for some, bounds, sentence in (
-        (np.arange(5), [0, 6], "offsets.npy is damaged.* does not hold offsets into 5 tokens"),
         (np.arange(5), [2, 5], r"offsets into 5 tokens: .* np.append\(0, np.cumsum\(lengths\)\)"),
         (np.arange(5), [0, 3, 2], "offsets.npy is damaged.* does not hold offsets into 5 tokens"),
-        (np.arange(5), [0], "offsets.npy is damaged.* does not hold offsets into 5 tokens"),
         (np.zeros(3), [0, 3], "shape .3,. and dtype float64; it must be"),
-        (np.zeros((3, 1), int), [0, 3], "shape .3, 1. and dtype int64; it must be"),
     ):
         np.save(tokens, some)
         np.save(offsets, bounds)
         with pytest.raises(ValueError, match=sentence):
-            InPlace.npy(tokens, offsets)
-    for content in ("none", ""):
-        tokens.write_text(content)
-        with pytest.raises(ValueError, match=r"tokens.npy is not an .npy array"):
             InPlace.npy(tokens, offsets)
 
 
@@ -172,22 +154,6 @@ def test_an_id_that_does_not_fit_is_never_gathered(wrong, kind, vocab_size, plac
     ):
         assert corpus[0]["targets"].tolist() == [2, 3, 4, 5]
         sentence = rf"example 2 of .* holds the id {wrong}; ids must be from 0 and below [\d,]+"
-        calls = [corpus.verify, lambda corpus=corpus: corpus[2]]
-        calls.append(lambda corpus=corpus: list(pipeline.load(corpus, buckets=[BUCKET])))
-        for call in calls:
+        for call in (corpus.verify, lambda corpus=corpus: corpus[2]):
             with pytest.raises(ValueError, match=sentence):
                 call()
-    if vocab_size == 1 << 40:
-        with pytest.raises(ValueError, match=r"holds the token id \d+; ids are 0 to 2\*\*31 - 1"):
-            pipeline.Examples([[1, wrong, 2]], vocab_size=vocab_size)
-
-
-@pytest.mark.parametrize("outer", [pa.list_, pa.list_view, lambda of: pa.list_(of, 2)])
-@pytest.mark.parametrize("ids", [[[1, 2], None], [[1, 2], [3, None]], [[1, 2], [None, None]]])
-def test_the_row_of_a_missing_id_is_named(ids, outer, tmp_path):
-    table = pa.table({"input_ids": pa.array([[1, 2], *ids], outer(pa.int32()))})
-    feather.write_feather(table, str(tmp_path / "a.arrow"))
-    with pytest.raises(
-        ValueError, match="from row 0 on, input_ids has missing entries, first 2 row"
-    ):
-        InPlace.arrow(tmp_path / "a.arrow")

@@ -4,7 +4,6 @@ import contextlib
 import json
 import shutil
 
-import numpy as np
 import pytest
 
 from pipeline import Corpus, Writer
@@ -44,27 +43,6 @@ def part(directory, number):
     return directory / f"part-000000-{number:05d}.arrow"
 
 
-def test_entries_are_those_of_the_parts_growing_or_finished(tmp_path):
-    growing = Log(write(tmp_path / "a")).entries()
-    finished = Log(write(tmp_path / "b", finish=True)).entries()
-    assert [entry.number for entry in growing] == [0, 1, 2, 3, 4]
-    assert [entry.cursor for entry in growing] == [None, 8, None, 16, 20]
-    for one, other in zip(growing, finished, strict=True):
-        for name in ("number", "part", "first", "before", "after"):
-            assert getattr(one, name) == getattr(other, name)
-        for place, entry in (("a", one), ("b", other)):
-            lengths = Log(tmp_path / place).lengths(entry.number)
-            assert lengths.dtype == np.uint32
-            assert lengths.tolist() == [4] * one.examples
-    for start in range(6):
-        assert Log(tmp_path / "a").entries(start) == growing[start:]
-        assert Log(tmp_path / "b").entries(start) == finished[start:]
-    assert Log(tmp_path / "a").tail() == growing[-1]
-    assert (Log(tmp_path / "a").finished, Log(tmp_path / "b").finished) == (False, True)
-    with pytest.raises(ValueError, match="has 5 parts, and part 6 was sealed when"):
-        Log(tmp_path / "b").entries(6)
-
-
 def cut(path):
     path.write_bytes(path.read_bytes()[:-20])
 
@@ -87,10 +65,8 @@ def reseal(directory, number, **entries):
     ("damage", "sentence"),
     [
         (lambda d: cut(record(d, 2)), "000000-00002.json: it is half-written or changed"),
-        (lambda d: record(d, 4).write_bytes(b""), "half-written or changed"),
         (lambda d: flip(record(d, 2), 100), "half-written or changed"),
         (lambda d: record(d, 2).unlink(), "2.json: it is missing, and 000000-00004.json is there"),
-        (lambda d: record(d, 0).unlink(), "0.json: it is missing, and 000000-00002.json is there"),
         (
             lambda d: swap(record(d, 0), record(d, 2)),
             "0.json: its number is 2, not 0: it is out of",
@@ -161,20 +137,6 @@ def test_a_log_that_is_finished_while_it_is_listed_is_read(start, listed, tmp_pa
         assert [entry.number for entry in found] == [*range(start, 6)]
 
 
-def test_what_a_killed_writer_left_goes_and_what_others_left_stays(tmp_path):
-    write(tmp_path)
-    temporary = tmp_path / "shards" / f".000000-00005.json.{'0' * 32}.tmp"
-    temporary.write_bytes(b"{")
-    (tmp_path / "part-000000-00007.arrow").write_bytes(
-        (tmp_path / "part-000000-00001.arrow").read_bytes()
-    )
-    (tmp_path / "shards" / "mine.txt").write_text("mine")
-    write(tmp_path, 24, finish=True)
-    assert len(Corpus.open(tmp_path)) == 24
-    assert [path.name for path in (tmp_path / "shards").iterdir()] == ["mine.txt"]
-    assert len([*tmp_path.glob("part-*")]) == 6
-
-
 def test_a_record_stays_while_a_reader_holds_one_of_its_parts(tmp_path):
     log = Log(write(tmp_path))  # a record of parts 0 and 1, of 2 and 3, and of 4
     assert log.tail().number == 4
@@ -229,10 +191,6 @@ def test_parts_that_no_reader_needs_are_deleted_and_a_reader_of_them_is_refused(
     for refused in ("", "../x", "a b"):
         with pytest.raises(ValueError, match="letters, digits"):
             Log(tmp_path).hold(refused, 0)
-    with pytest.raises(ValueError, match="wait_seconds is nan; it must be a number of seconds"):
-        Log(tmp_path, float("nan"))
-    with pytest.raises(ValueError, match="keep_parts is 0"):
-        Writer(tmp_path / "other", keep_parts=0)
 
 
 def test_of_two_writers_at_once_one_seals_or_finishes_and_the_other_changes_nothing(

@@ -1,48 +1,28 @@
-"""Pairs from end to end: corpora side by side, batches, hosts, resuming."""
+"""Pairs: two corpora side by side."""
 
 import functools
-import pickle
 
 import pytest
 
 import pipeline
 from pipeline import Batches, Bucket, Corpus, Feature, Pairs, Plan
 from pipeline.report import open_dataset
+from pipeline.text.sources import Records
 from pipeline.text.tokenizers import Bytes
-from tests.loading.definition import require_same
+from tests.corpus.files import require_equal
 
 BUCKETS = (Bucket(8, (24, 24)), Bucket(8, (24, 40)), Bucket(4, (64, 40)))
-BEGIN = 1
 
 
-@pytest.fixture(scope="module")
-def plan(pairs):
-    return Plan(pairs, BUCKETS, overflow="truncate")
-
-
-def test_pairs_read_and_describe_themselves(pairs, sides, plan, tmp_path):
+def test_sides_share_the_room_of_a_cache(pairs, tmp_path):
     cached = Pairs.open(pairs.directory, cache=tmp_path, cache_bytes=100_001)
     assert [cache.max_bytes for cache, _ in cached.caches] == [50_000] * 2
-    assert len(pairs) == len(cached) == 300
-    expected = sides[0][7], sides[1][7][:-1], sides[1][7][1:]
-    names = "inputs", "decoder_inputs", "targets"
-    for each in (pairs, cached):
-        require_same(each[7], dict(zip(names, expected, strict=True)))
-    assert pairs.num_tokens == pairs.lengths.sum()
-    assert pairs.num_learnt == pairs.lengths[:, 1].sum()
-    assert (pairs.vocab_size, pairs.identity["targets"]["task"]) == (1000, "targets")
-    assert "documents    300" in str(pairs)
-    assert pickle.loads(pickle.dumps(pairs)).fingerprint == pairs.fingerprint
-    assert Plan(pairs.lengths, BUCKETS, overflow="truncate").fingerprint == plan.fingerprint
-    pairs.verify()
+    require_equal(cached, pairs)
 
 
 def test_prepared_pairs_hold_both_texts(tmp_path):
-    class Source(list):
-        fingerprint = "records"
-
     records = [{"de": "ja", "en": "yes"}, {"de": "nein", "en": "no"}, {"de": "", "en": ""}]
-    source, options = Source(records), {"fields": ("de", "en"), "progress": False}
+    source, options = Records(records), {"fields": ("de", "en"), "progress": False}
     pairs = pipeline.prepare_pairs(source, Bytes(), tmp_path, **options)
     tokenizer = pairs.tokenizer
     for number, (example, record) in enumerate(zip(pairs, records, strict=True)):
@@ -55,10 +35,6 @@ def test_prepared_pairs_hold_both_texts(tmp_path):
         pipeline.prepare_pairs(source, Bytes(), tmp_path, fields=("en", "de"))
     with pytest.raises(ValueError, match="make the tokenizer with begin=True"):
         pipeline.prepare_pairs(source, Bytes(begin=False), tmp_path, **options)
-    with pytest.raises(ValueError, match="another field of the records: there None, now de"):
-        pipeline.prepare(source, Bytes(), tmp_path / "inputs", field="de", progress=False)
-    with pytest.raises(ValueError, match="fields is 'de'; it must be two, of the inputs and of"):
-        pipeline.prepare_pairs(source, Bytes(), tmp_path, fields="de")
     of_inputs, other = (Feature(of, dtype="int8", fill=4) for of in ("inputs", "example"))
     options |= {"features": {"seen": of_inputs, "margin": other}, "on_error": "skip"}
     pairs = pipeline.prepare_pairs(source, Bytes(), tmp_path / "more", **options)
@@ -67,10 +43,10 @@ def test_prepared_pairs_hold_both_texts(tmp_path):
     assert (pairs[0]["seen"].tolist(), pairs[0]["margin"]) == ([4] * 4, 4)
 
 
-def test_what_does_not_belong_together_is_refused(pairs, sides, plan, tmp_path):
+def test_what_does_not_belong_together_is_refused(pairs, sides, tmp_path):
+    plan = Plan(pairs, BUCKETS, overflow="truncate")
     fewer = Pairs.from_arrays(sides[0][:9], sides[1][:9], tmp_path / "fewer")
     one = Corpus.from_arrays(sides[1], tmp_path / "one")
-    (tmp_path / "a.txt").write_text("some text")
     tag = functools.partial(Pairs.from_arrays, features={"a": Feature("example")})
     tagged = {"tokens": [[1]], "a": [2]}
     load = functools.partial(pipeline.load, buckets=BUCKETS)
@@ -78,10 +54,7 @@ def test_what_does_not_belong_together_is_refused(pairs, sides, plan, tmp_path):
         (lambda: Pairs(pairs.inputs, pairs.inputs), "of the task 'inputs', not 'targets'"),
         (lambda: Pairs(fewer.inputs, pairs.targets), "there are 9 inputs and 300 targets"),
         (lambda: tag(tagged, tagged, tmp_path / "twice"), "both have a feature 'a'"),
-        (lambda: tag([[1]], [[1]], tmp_path / "none"), "the feature 'a' has no column"),
         (lambda: load(pairs, overflow="split"), "a piece would lose its other sides"),
-        (lambda: load(pairs), "give a longer bucket, or overflow='truncate' or 'drop'"),
-        (lambda: load(tmp_path / "a.txt"), "is a file; give the directory of a corpus"),
         (lambda: Batches(one, plan), "the plan has the sides inputs, targets, and the corpus"),
     ):
         with pytest.raises(ValueError, match=sentence):

@@ -82,24 +82,13 @@ def test_a_conversation_becomes_a_path_and_groups_keep_the_order_of_their_sample
     assert [each.tolist() for each in columns["tokens"][1][1]] == [[2], [3]]
 
 
-def test_samples_with_unlike_values_of_a_token_that_both_learn_part_there():
-    columns = {"tokens": [[1, 2, 3, 4], [1, 2, 3, 5]], "weights": [[0, 0, 1, 1], [0, 0, 1, 1]]}
-    for advantage, nodes in (([2.0, 2.0], [3, 1, 1]), ([2.0, -1.0], [2, 2, 2])):
-        column = [np.full(4, each) for each in advantage]
-        (group,) = find_prefixes({**columns, "advantage": column}, min_shared=1)["tokens"]
-        assert [len(tokens) for _, tokens, _ in nodes_of(group)] == nodes
-
-
 @pytest.mark.parametrize(
     ("samples", "options", "sentence"),
     [
-        ([], {}, "samples are empty; give at least one"),
         ([[1, 2], [3]], {}, "sample 1 has 1 token; nothing can be learnt"),
         ([[1, 2]], {"min_shared": 0}, "min_shared is 0; it must be a whole number from 1 up"),
-        ([[1, 2]], {"max_length": 0}, "max_length is 0; it must be a whole number from 1 up"),
         ({"tokens": [[1, 2]], "weights": [[1]]}, {}, "the weights of example 0"),
         ({"tokens": [[1, 2]], "value": [[1, 2, 3]]}, {}, "value of example 0"),
-        ({"weights": [[1]]}, {}, "one of them must be 'tokens'"),
     ],
 )
 def test_what_cannot_be_is_refused(samples, options, sentence):

@@ -81,10 +81,6 @@ def run(tmp_path, source):
         process.communicate()
 
 
-def parts(directory):
-    return sorted(Path(directory).glob("part-*.arrow"))
-
-
 def log_of(source):
     lines = Path(f"{source.files[0]}.log").read_text().splitlines()
     return [tuple(map(int, line.split())) for line in lines]
@@ -95,23 +91,6 @@ def gone(pid):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
         return True
-
-
-def test_text_becomes_tokens_and_comes_back(source, tmp_path):
-    corpus = prepare(source, Bytes(), tmp_path / "corpus", progress=False)
-    assert [corpus.decode(number) for number in range(len(corpus))] == LINES
-    assert corpus.decode(-1) == LINES[-1]
-    assert corpus.text_bytes == sum(map(len, LINES))
-    assert corpus.num_tokens == corpus.text_bytes + len(LINES)  # the end mark is a target
-    assert (corpus.vocab_size, corpus.tokenizer) == (259, Bytes())
-    assert len(parts(corpus.directory)) > 3
-    assert (corpus[0]["inputs"][0], corpus[0]["targets"][-1]) == (1, 2)
-    assert corpus.identity["tokenizer"] == "bytes-begin-end"
-    assert corpus.identity["task"] == "causal"
-    corpus.verify()
-    plain = Bytes(begin=False, end=False)
-    corpus = prepare(Records(["one", ""]), plain, tmp_path / "plain", progress=False)
-    assert [*map(corpus.decode, (0, 1))] == ["one", ""]
 
 
 def test_the_corpus_is_the_same_for_any_number_of_workers(source, tmp_path, monkeypatch):
@@ -190,7 +169,8 @@ def test_a_shard_goes_on_after_any_of_its_parts(source, tmp_path, monkeypatch):
     monkeypatch.setattr(sizes, "LEAST", 1 << 20)  # all in one shard
     options = {"num_workers": 0, "progress": False}
     prepare(source, Bytes(), tmp_path / "whole", **options)
-    for sealed in (0, 1, len(parts(tmp_path / "whole")) - 1):
+    last = len([*(tmp_path / "whole").glob("part-*.arrow")]) - 1
+    for sealed in (0, 1, last):
 
         def die(directory, shard, number, sealed=sealed, **record):
             if number == sealed:
@@ -240,9 +220,12 @@ def test_a_lock_is_neither_emptied_nor_followed(tmp_path):
         directory_lock(tmp_path / "linked", "testing"),
     ):
         pass
+    with contextlib.suppress(KeyError), directory_lock(tmp_path / "new", "failing"):
+        raise KeyError
+    assert os.listdir(tmp_path / "new") == [".lock"]  # for those who wait for it
 
 
-def test_a_worker_that_dies_gives_a_sentence(source, tmp_path, run):
+def test_a_worker_that_dies_gives_a_sentence(source, run):
     process = run(workers=2, delay=0.2)
     wait_for(lambda: Path(f"{source.files[0]}.log").exists() and log_of(source))
     pid = log_of(source)[0][0]
@@ -252,18 +235,6 @@ def test_a_worker_that_dies_gives_a_sentence(source, tmp_path, run):
     assert process.returncode == 1
     assert "InvalidState: a worker died while tokenising" in error
     assert "run again to finish" in error
-
-
-def test_the_directory_of_a_holder_that_fails_stays_for_those_who_wait(tmp_path):
-    with contextlib.suppress(KeyError), directory_lock(tmp_path / "new", "failing"):
-        raise KeyError
-    assert os.listdir(tmp_path / "new") == [".lock"]
-    with (
-        directory_lock(tmp_path / "new", "working"),
-        pytest.raises(RuntimeError, match="another process is working in"),
-        directory_lock(tmp_path / "new", "working", wait=False),
-    ):
-        pass
 
 
 class Edited(Sharded):

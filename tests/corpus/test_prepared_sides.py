@@ -13,9 +13,9 @@ from pipeline.corpus import Sides, open_corpus
 from pipeline.corpus.engines import Processes
 from pipeline.corpus.tasks import TARGETS
 from pipeline.text.sources import JsonLines, Records
-from pipeline.text.templates import Function, Pair, Slots
+from pipeline.text.templates import Function, Slots
 from pipeline.text.tokenizers import Bytes
-from tests.corpus.engines import Twice, Untouchable
+from tests.corpus.engines import Untouchable
 from tests.corpus.files import contents, require_equal
 
 SMALL = {"TOKENS_PER_PART": 300, "LEAST": 2500, "BLOCK": 100}
@@ -25,6 +25,7 @@ FEATURES = {
     "patches": Feature("patches", dtype="uint8", shape=(3,)),
     "patch": Feature("inputs", to="patches"),
     "turn": Feature("inputs", dtype="int8", fill=0),
+    "yx": Feature("inputs", dtype="int8", shape=(2,), fill=7),
     "patch_image": Feature("patches", to="images"),
     "grid": Feature("images", dtype="int32", shape=(2,)),
     "label": Feature("example", dtype="float32"),
@@ -43,7 +44,8 @@ def pictures(record):
         count = part[0] * part[1]
         at = np.arange(count) + len(patches)
         patches += [[len(images), k, number] for k in range(count)]
-        spans.append((Slots(SLOT, at), 0.0, {"turn": number}))
+        slots = Slots(SLOT, {"patch": at, "yx": [*np.ndindex(*part)]} if number % 2 else at)
+        spans.append((slots, number / 2, {"turn": number}))
         images.append(part)
     if not images:
         return {"inputs": spans, "patches": {}, "images": {}}
@@ -76,22 +78,23 @@ def define(records):
         for number, part in enumerate(record["parts"]):
             first, last = number == 0, number == len(record["parts"]) - 1
             if isinstance(part, str):
-                ids = [byte + 3 for byte in part.encode()]
-                at = [-1] * len(ids)
+                ids, weight = [byte + 3 for byte in part.encode()], float(number % 2)
+                at, yx = [-1] * len(ids), [(7, 7)] * len(ids)
             else:
-                begin = len(row["patches"])
+                begin, weight = len(row["patches"]), number / 2
                 at = [*range(begin, begin + part[0] * part[1])]
-                ids = [SLOT] * len(at)
+                yx = [(n, k) for n in range(part[0]) for k in range(part[1])]
+                ids, yx = [SLOT] * len(at), yx if number % 2 else [(7, 7)] * len(at)
                 image = len(row["grid"])
                 row["patches"] += [[image, k, number] for k in range(len(at))]
                 row["patch_image"] += [image] * len(at)
                 row["grid"].append(part)
-            weight = float(number % 2) if isinstance(part, str) else 0.0
             marks = [1] * first, [2] * last
             row["tokens"] += [*marks[0], *ids, *marks[1]]
             row["patch"] += [*([-1] * first), *at, *([-1] * last)]
             row["weights"] += [*([0.0] * first), *([weight] * len(ids)), *([weight] * last)]
             row["turn"] += [number] * (len(ids) + first + last)
+            row["yx"] += [*([(7, 7)] * first), *yx, *([(7, 7)] * last)]
         row["label"] = record["label"]
         for name, shape in (("patches", (0, 3)), ("grid", (0, 2))):
             row[name] = row[name] or np.zeros(shape, int)
@@ -124,22 +127,13 @@ def test_prepared_sides_are_those_of_the_definition(seed, tmp_path):
     assert again.fingerprint == made.fingerprint
 
 
-def test_tasks_that_run_twice_in_any_order_make_the_same_files(source, tmp_path):
-    whole = make(source, tmp_path / "one", Processes(0))
-    assert len(whole.sides[1].files) > 4
-    make(source, tmp_path / "twice", Twice())
-    assert contents(tmp_path / "twice") == contents(tmp_path / "one")
-    # All sides of a part have the same examples.
-    files = [side.files.tolist() for side in whole.sides]
-    assert files[0] == files[1] == files[2]
-
-
 @pytest.mark.parametrize(
     ("module", "name", "calls"),
     [("preparation", "finish", 1), ("preparation", "finish", 2), ("work", "write_record", 2)],
 )
 def test_killed_between_the_sides_it_goes_on_with_the_rest(module, name, calls, source, tmp_path):
-    make(source, tmp_path / "whole", Processes(0))
+    files = [side.files.tolist() for side in make(source, tmp_path / "whole", Processes(0)).sides]
+    assert files[0] == files[1] == files[2]  # all sides of a part have the same examples
     count, place = itertools.count(1), f"pipeline.corpus.{module}.{name}"
     whole = pkgutil.resolve_name(place)
 
@@ -170,10 +164,6 @@ def test_records_that_fail_have_nothing_on_any_side_and_are_listed(tmp_path, cap
         records[number] |= {"parts": [""], "label": 0.0}
     kept = [number for number in range(40) if number not in (3, 17, 20)]
     np.testing.assert_array_equal(made.lengths[kept], define(records).lengths[kept])
-    with pytest.raises(
-        ValueError, match="record 3: it does not suit the template pictures: it has"
-    ):
-        make(Records([*records[:3], {"parts": ["x"]}]), tmp_path / "no", Processes(0))
 
 
 def test_fields_of_records_may_be_sides_without_a_template(tmp_path):
@@ -200,79 +190,23 @@ def test_fields_of_records_may_be_sides_without_a_template(tmp_path):
     assert open_corpus(tmp_path / "c").fingerprint == alone.fingerprint
 
 
-def test_slots_may_have_values_of_several_features_and_stand_anywhere(tmp_path):
-    features = {
-        "a": Feature("inputs", to="frames"),
-        "b": Feature("inputs", to="frames"),
-        "at": Feature("inputs", dtype="int8", shape=(2,), fill=7),
-        "frames": Feature("frames", dtype="int8"),
-    }
-
-    def spans(record):
-        slots = Slots(5, {"b": [1, 0], "at": [[1, 2], [3, 4]]})
-        return {"inputs": [(slots, 0.0), ("u", 1.0), (slots, 1.0)], "frames": {"frames": [8, 9]}}
-
-    options = {"template": spans, "features": features, "progress": False}
-    one = prepare(Records([{"text": ""}]), Bytes(), tmp_path, **options)[0]
-    assert one["inputs"].tolist() == [1, 5, 5, 120, 5, 5]
-    assert one["targets"].tolist() == [5, 5, 120, 5, 5, 2]
-    assert one["loss_weights"].tolist() == [0, 0, 1, 1, 1, 1]
-    assert one["b"].tolist() == [-1, 1, 0, -1, 1, 0]
-    assert (one["a"] == -1).all()
-    assert one["at"].tolist() == [[7, 7], [1, 2], [3, 4], [7, 7], [1, 2], [3, 4]]
-
-
 # ---- what is refused
 
 PATCHES = {"patches": Feature("patches", dtype="uint8", shape=(2,))}
 POINTER = {"patch": Feature("inputs", to="patches"), **PATCHES}
-
-
+PLACED = {**PATCHES, "yx": Feature("patches", dtype="int8")}
 ONE, TEXT = {"patches": [[1, 2]]}, [("a", 1.0)]
 
 
 @pytest.mark.parametrize(
     ("returned", "features", "said"),
     [
-        (
-            {"inputs": TEXT, "patches": {**ONE, "yx": [1, 2]}},
-            {**PATCHES, "yx": Feature("patches", dtype="int8")},
-            "record 0: yx has 2 values, and patches 1; both are of the side 'patches'",
-        ),
-        (
-            {"inputs": [(Slots(9, [0, 1]), 0.0)], "patches": ONE},
-            POINTER,
-            "record 0: patch points to position 1 of patches, which has 1; give positions from 0",
-        ),
-        ({"inputs": TEXT, "pictures": ONE}, PATCHES, "return a dict of sides, with spans for inp"),
-        ({"patches": ONE}, PATCHES, "return a dict of sides, with spans for inputs, and arrays by"),
-        (
-            {"inputs": TEXT, "patches": {"other": [[1, 2]]}},
-            PATCHES,
-            "patches of the side 'patches' is missing; there are other",
-        ),
-        (TEXT, PATCHES, "is missing; there are text: name the feature like"),
+        ({"inputs": TEXT, "patches": {**ONE, "yx": [1, 2]}}, PLACED, "record 0: yx has 2 values"),
+        ({"inputs": [(Slots(9, [0, 1]), 0.0)], "patches": ONE}, POINTER, "points to position 1 of"),
+        ({"inputs": [(Slots(999, [0]), 0.0)], "patches": ONE}, POINTER, "gave the id 999"),
+        ({"inputs": TEXT, "pictures": ONE}, PATCHES, "return a dict of sides"),
         ([(Slots(9, [0]), 1.0)], PATCHES, "returned Slots, and the pointers of tokens are none"),
-        (
-            {"inputs": [(Slots(999, [0]), 0.0)], "patches": ONE},
-            POINTER,
-            "record 0: the tokenizer .* gave the id 999",
-        ),
-        (
-            {"inputs": TEXT, "patches": {"patches": [[1, 256]]}},
-            PATCHES,
-            "record 0: patches holds 256; uint8 holds 0 to 255",
-        ),
-        (
-            {"inputs": TEXT, "patches": ONE},
-            {"patches": Feature("patches", shape=(2,))},
-            "the feature 'patches' has no dtype",
-        ),
-        (
-            {"inputs": TEXT},
-            {"patch": Feature("inputs", to="image"), **PATCHES},
-            "points to the side 'image'; there are inputs, patches",
-        ),
+        ({"inputs": TEXT, "patches": {"patches": [[1, 256]]}}, PATCHES, "patches holds 256"),
     ],
 )
 def test_records_that_do_not_fit_their_sides_are_refused(returned, features, said, tmp_path):
@@ -283,49 +217,17 @@ def test_records_that_do_not_fit_their_sides_are_refused(returned, features, sai
 
 
 def test_directories_of_something_else_and_growth_are_refused(source, tmp_path):
-    make(source, tmp_path / "sides", Processes(0))
-    texts, quiet = Records(["a", "b"]), {"progress": False}
-    prepare(texts, Bytes(), tmp_path / "text", **quiet)
+    sides, texts, quiet = tmp_path / "sides", Records(["a", "b"]), {"progress": False}
+    make(source, sides, Processes(0))
+    records = Records([{"text": "a", **ONE}])
+    both = {"features": PATCHES, "loss": "patches", **quiet}
     for act, said in (
-        (
-            lambda: prepare(texts, Bytes(), tmp_path / "sides", **quiet),
-            "holds a corpus of several sides; prepare with their features",
-        ),
-        (
-            lambda: make(Records(draw(3)), tmp_path / "sides"),
-            "sides/inputs holds a corpus made with another source",
-        ),
-        (
-            lambda: make(source, tmp_path / "sides", features=FEATURES | PATCHES),
-            "sides/inputs holds a corpus made with another features",
-        ),
-        (
-            lambda: pipeline.load(tmp_path / "sides", tokens_per_batch=64, follow=True),
-            "holds a corpus of several sides, which cannot grow yet",
-        ),
-        (
-            lambda: pipeline.Corpus.open(tmp_path / "sides"),
-            "holds a corpus of several sides, which cannot grow yet; open it with",
-        ),
-        (
-            lambda: prepare(texts, None, tmp_path / "none", **quiet),
-            "tokenizer is None, and features describe no side of arrays",
-        ),
-        (
-            lambda: prepare(
-                Records([{"text": "a", **ONE}]),
-                *(Bytes(), tmp_path / "a"),
-                features=PATCHES,
-                loss="patches",
-            ),
-            "inputs and patches both carry the loss; one",
-        ),
-        (
-            lambda: prepare(
-                texts, Bytes(), tmp_path / "b", template=Pair(inputs="a", targets="b"), task=TARGETS
-            ),
-            "makes pairs, which are of the task",
-        ),
+        (lambda: prepare(texts, Bytes(), sides, **quiet), "holds a corpus of several sides"),
+        (lambda: make(Records(draw(3)), sides), "sides/inputs holds .* made with another source"),
+        (lambda: make(source, sides, features=FEATURES | PATCHES), "made with another features"),
+        (lambda: pipeline.load(sides, tokens_per_batch=64, follow=True), "which cannot grow yet"),
+        (lambda: pipeline.Corpus.open(sides), "which cannot grow yet; open it with"),
+        (lambda: prepare(records, Bytes(), tmp_path / "b", **both), "patches both carry the loss"),
     ):
         with pytest.raises(ValueError, match=said):
             act()

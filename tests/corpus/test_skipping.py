@@ -3,13 +3,11 @@
 import gzip
 import json
 import os
-import pathlib
 
 import numpy as np
 import pytest
 
 import pipeline
-from pipeline import templates
 from pipeline.text.sources import JsonLines, Records, TextFiles, source
 from pipeline.text.tokenizers import Bytes, train_sentencepiece
 
@@ -29,7 +27,7 @@ def test_a_pair_of_which_one_side_fails_is_in_no_batch(tmp_path):
 
 
 def test_failures_are_listed_with_their_place_and_counted_by_reason(tmp_path, caplog):
-    path = tmp_path / "a.jsonl"
+    path = tmp_path / os.fsdecode(b"caf\xe9.jsonl")
     lines = ['{"text": "a"}', "nope", '{"text": null}', '{"text": []}', '{"text": "b"}', "[1]", "{"]
     path.write_text("\n".join(lines * 3))
     corpus = pipeline.prepare(JsonLines(path), Bytes(), tmp_path / "corpus", **OPTIONS)
@@ -39,17 +37,6 @@ def test_failures_are_listed_with_their_place_and_counted_by_reason(tmp_path, ca
     assert {each["file"] for each in listed} == {str(path)}
     assert "15 of 21 records failed" in caplog.text
     assert "6 × it is not valid JSON, 3 × " in caplog.text
-
-
-def test_reasons_of_templates_are_told_apart_and_any_name_can_be_listed(tmp_path, caplog):
-    path = os.path.join(tmp_path, os.fsdecode(b"caf\xe9.jsonl"))
-    lines = ['{"q": "a"}', '{"q": null}', '{"q": ["b"]}']
-    pathlib.Path(path).write_text("\n".join(lines))
-    template = templates.Answer(prompt="{q}", answer="!")
-    pipeline.prepare(JsonLines(path), Bytes(), tmp_path / "a", template=template, **OPTIONS)
-    assert "1 × its field 'q' is null, 1 × its field 'q' holds list" in caplog.text
-    listed = [json.loads(line) for line in (tmp_path / "a/skipped.jsonl").open()]
-    assert {each["file"] for each in listed} == {path}
 
 
 @pytest.mark.parametrize("count", [400, 2_000])  # 400 are unpacked at once
@@ -63,8 +50,6 @@ def test_the_rest_of_a_damaged_file_is_left_out_and_listed(
     for name, content in (("a", packed), ("b", packed[:-9]), ("c", packed)):
         (tmp_path / f"{name}.txt.gz").write_bytes(content)
     files = TextFiles(str(tmp_path / "?.txt.gz"), sample_by=sample_by)
-    with pytest.raises(ValueError, match=r"b.txt.gz.*cannot be unpacked as gzip: .* cut short"):
-        pipeline.prepare(files, Bytes(), tmp_path / "no", progress=False, num_workers=0)
     corpus = pipeline.prepare(files, Bytes(), tmp_path / "corpus", **OPTIONS)
     (failed,) = map(json.loads, (tmp_path / "corpus/skipped.jsonl").open())
     whole = len(lines) if sample_by == "line" else 1
@@ -75,18 +60,16 @@ def test_the_rest_of_a_damaged_file_is_left_out_and_listed(
     assert texts[whole:read] == texts[: read - whole]
     assert texts[read] == ""
     assert (failed["file"], len(texts)) == (str(tmp_path / "b.txt.gz"), read + 1 + whole)
-    assert "b.txt.gz cannot be unpacked as gzip" in failed["reason"]
     if sample_by == "line":
         assert read > 1.5 * whole or count == 400
         assert failed["byte"] == sum(len(line) + 1 for line in lines[: read - whole])
         assert "1 × the rest of the file cannot be read" in caplog.text
 
 
-def run_out(record):
-    raise MemoryError
-
-
 def test_a_lack_of_memory_is_not_the_fault_of_a_record(tmp_path):
+    def run_out(record):
+        raise MemoryError
+
     with pytest.raises(MemoryError):
         pipeline.prepare(Records(["a"]), Bytes(), tmp_path / "a", template=run_out, **OPTIONS)
 
@@ -97,8 +80,6 @@ def test_records_that_no_field_can_read_do_not_stop_a_fingerprint_or_a_tokenizer
     assert "trained without the records that fail; first record 1: it is a NoneType" in caplog.text
     corpus = pipeline.prepare(source, tokenizer, tmp_path / "corpus", **OPTIONS)
     assert [corpus.decode(at) for at in range(6)] == ["some words", "", "", "", "", "more words"]
-    with pytest.raises(ValueError, match="record 1: it is a NoneType, and a record must be"):
-        pipeline.prepare(source, tokenizer, tmp_path / "other", progress=False, num_workers=0)
 
 
 class Wrong(Bytes):

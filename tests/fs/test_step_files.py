@@ -10,7 +10,6 @@ import pytest
 from etils import epath
 
 from pipeline.errors import StorageError
-from pipeline.fs import StepFiles
 from pipeline.fs.atomic import atomic_write, make_directory, remove_files
 
 
@@ -70,19 +69,6 @@ def test_a_folder_is_not_removed_with_what_came_after_a_look(tmp_path, monkeypat
     monkeypatch.setattr(os, "listdir", look)
     remove_files(epath.Path(tmp_path / "a"), re.compile("old"))
     assert (tmp_path / "a/new").exists()
-
-
-def test_files_of_steps_ignore_what_is_not_theirs(tmp_path):
-    files = StepFiles(epath.Path(tmp_path), "arrow")
-    files.write(range(3, 5), b"one")
-    (tmp_path / "notes.arrow").write_text("not a range")
-    (tmp_path / ".000000003-000000004-ab.arrow.1.tmp").write_text("interrupted")
-    assert files.ranges() == [range(3, 5)]
-    assert files.read(range(3, 5)) == b"one"
-    files.remove(4)
-    assert files.ranges() == [range(3, 5)]
-    files.remove(3)
-    assert files.ranges() == []
 
 
 def test_a_file_that_another_wrote_meanwhile_is_there_whatever_else_it_removed(tmp_path):

@@ -1,7 +1,6 @@
 """What columns of a row have to do with one another, from the definition."""
 
-import functools
-
+import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -60,14 +59,13 @@ def test_what_has_no_such_columns_is_refused():
     samples = Examples.from_groups([([1, 5, 2], [[7, 3], [8, 9, 3]])])
     ((_, groups),) = pipeline.pack(samples, [Bucket(1, 8)])
     ((_, inputs),) = pipeline.pack(Examples([[1, 2]], task=pipeline.corpus.INPUTS), [Bucket(1, 8)])
-    ahead = functools.partial(targets_ahead, ahead=1)
     for call, batch, sentence in (
         (segment_starts, groups, "the batch has groups"),
         (segment_starts, {"ids": groups["inputs"]}, "has no inputs_segment_ids; it has ids"),
-        (ahead, groups, "the batch has groups"),
-        (ahead, {**groups, "decoder_inputs": 0}, "the batch is of pairs"),
-        (ahead, inputs, "the batch has no targets"),
-        (lambda batch: targets_ahead(batch, 0), inputs, "ahead is 0; it must be a whole number"),
+        (lambda batch: targets_ahead(batch, 1), groups, "the batch has groups"),
+        (lambda batch: targets_ahead(batch, 1), {"decoder_inputs": 0}, "the batch is of pairs"),
+        (lambda batch: targets_ahead(batch, 1), inputs, "the batch has no targets"),
+        (lambda batch: targets_ahead(batch, 0), inputs, "ahead is 0"),
         (lambda batch: cu_seqlens(batch, 3), groups, "the batch has groups"),
         (lambda batch: cu_seqlens(batch, 3), {"ids": 0}, "no inputs_segment_ids; .* is renamed"),
         (lambda batch: attention_mask(batch, causal=False), groups, "groups.* causal attention"),
@@ -75,3 +73,50 @@ def test_what_has_no_such_columns_is_refused():
     ):
         with pytest.raises(ValueError, match=sentence):
             call(batch)
+
+
+def test_padding_between_aligned_segments_is_in_sequences_of_its_own(tmp_path):
+    corpus = pipeline.Corpus.from_arrays([[5, 6, 7, 8], [1, 2, 3], [4] * 9], tmp_path)
+    plan = Plan(corpus, [Bucket(3, 8)], shuffle=False, align=4)
+    batch = Batches(corpus, plan)[0]
+    order = np.argsort(batch["inputs"][:, 0])
+    batch = {name: values[order] for name, values in batch.items()}
+    assert batch["inputs_segment_ids"].tolist() == [[0] * 8, [1] * 8, [1, 1, 1, 0, 2, 2, 0, 0]]
+    # Each segment and the padding after it; the empty row is padding after none.
+    sizes = [0, 8, 0, 0, *(8, 0, 0, 0), *(3, 1, 2, 2)]
+    for fields in (batch, jax.tree.map(jax.numpy.asarray, batch)):
+        assert np.diff(cu_seqlens(fields, 2, align=4)["cu_seqlens_q"]).tolist() == sizes
+    with pytest.raises(ValueError, match="a row has padding before a segment; give the plan's"):
+        cu_seqlens(batch, 2)
+    with pytest.raises(ValueError, match="max_segments is 1, but a row holds 2 segments; give"):
+        cu_seqlens(batch, 1, align=4)
+
+
+@pytest.mark.parametrize("kind", ["corpus", "pairs"])
+def test_boundaries_have_one_size_for_each_bucket_and_are_those_of_the_segments(
+    kind, request, buckets
+):
+    data = request.getfixturevalue(kind)
+    shapes = [Bucket(8, (64, 32))] if kind == "pairs" else buckets
+    plan = Plan(data, shapes, overflow="truncate")
+    whole, most = Batches(data, plan), plan.most_segments()
+    for step in range(plan.num_batches()):
+        rows, bucket = whole[step], plan.batch(step).bucket
+        thd = cu_seqlens(rows, most[bucket])
+        assert {*thd} == {"cu_seqlens_q", "cu_seqlens_kv", "max_seqlen_q", "max_seqlen_kv"}
+        sides = {"q": rows["targets"], "kv": rows["inputs"]}
+        ids = {"q": rows.get("targets_segment_ids", rows["inputs_segment_ids"])}
+        ids["kv"] = rows["inputs_segment_ids"]
+        for side, tokens in sides.items():
+            ends = thd[f"cu_seqlens_{side}"]
+            assert len(ends) == bucket.rows * (most[bucket] + 1) + 1
+            sizes = np.diff(ends)
+            assert 0 <= sizes.min() <= sizes.max() <= thd[f"max_seqlen_{side}"] == tokens.shape[1]
+            # Sequence k of a row is segment k of that row, on both sides; the last is padding.
+            found = np.repeat(np.tile([*range(1, most[bucket] + 1), 0], bucket.rows), sizes)
+            np.testing.assert_array_equal(found, ids[side].ravel())
+    theirs = jax.jit(lambda rows: cu_seqlens(rows, most[bucket]))(rows)  # in a compiled step
+    for name, values in thd.items():
+        assert not isinstance(values, jax.Array)
+        np.testing.assert_array_equal(theirs[name], values)
+        assert name.startswith("max") or theirs[name].dtype == values.dtype == np.int32

@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding
 
 import pipeline
 from models.attention import make_attention
-from pipeline import Batches, Bucket, Plan
+from pipeline import Bucket, Plan
 from pipeline.loading.sharding import CONTEXT_ORDERS, batch_sharding, column_order
 from tests.meshes import mesh_of
 from tests.properties.accounts import batches_of
@@ -27,14 +27,8 @@ def test_lengths_divide_or_are_refused_with_the_multiple_that_would_do(corpus):
     with pipeline.load(corpus, tokens_per_batch=1024, **options) as loader:
         assert [bucket.length for bucket in loader.plan.buckets] == [384]
         assert len(next(loader)["inputs"].addressable_shards) == 3
-    with pytest.raises(
-        ValueError, match=r"zigzag order; .* a multiple of 6 \(fit_buckets: length_mul"
-    ):
+    with pytest.raises(ValueError, match=r"zigzag order; .* a multiple of 6 \(fit_buckets: len"):
         pipeline.load(corpus, buckets=[Bucket(2, 64)], **options)
-    with pytest.raises(ValueError, match="context_order is 'zig'; it must be one of contiguous"):
-        Batches(corpus, Plan(corpus, [Bucket(2, 66)]), context_order="zig")
-    with pytest.raises(TypeError, match="no option 'context_order'"):
-        pipeline.score(corpus, len, per="row", directory="nowhere", **options)
 
 
 def cost_over_ideal(lengths, length, parts, order):
@@ -51,7 +45,6 @@ def test_parts_of_a_row_cost_alike_where_contiguous_ones_do_not():
     whole = functools.partial(cost_over_ideal, [4096] * 8, 4096, 4)
     assert whole("contiguous") == pytest.approx(1.75, abs=0.01)
     assert whole("zigzag") == pytest.approx(1, abs=1e-3)
-    assert whole("striped") < 1.001
     lengths = np.clip(np.random.default_rng(0).lognormal(6, 1.3, 1000), 1, 4096).astype(int)
     packed = functools.partial(cost_over_ideal, lengths, 4096, 4)
     assert packed("contiguous") == pytest.approx(1.55, abs=0.01)

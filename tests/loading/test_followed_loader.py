@@ -107,12 +107,10 @@ def test_a_wait_is_said_and_has_a_limit(tmp_path, caplog):
 
 def test_a_loader_that_waits_can_be_closed(tmp_path):
     write(tmp_path, draw_documents()[:100], finish=False)
-    loader = pipeline.load(tmp_path, **OPTIONS)
-    first = next(loader)
-    time.sleep(0.5)  # its thread waits for the next window
-    loader.set_state(loader.get_state())
-    loader.close()
-    assert first["inputs"].shape[1] in (32, 64)
+    with pipeline.load(tmp_path, **OPTIONS) as loader:
+        next(loader)
+        time.sleep(0.5)  # its thread waits for the next window
+        loader.set_state(loader.get_state())
 
 
 def test_buckets_are_fitted_to_the_first_window(finished):
@@ -130,8 +128,9 @@ def test_states_of_other_corpora_are_refused(tmp_path, finished, whole):
     write(tmp_path / "short", draw_documents()[:60], finish=False)
     with pytest.raises(ValueError, match=r"the log of .* has 3 parts, and part"):
         take(tmp_path / "short", states[-1])
-    with pytest.raises(ValueError, match="seed was 0 and is now 1"):
-        take(finished, states[20], seed=1)
+    for options, said in (({"seed": 1}, "seed was 0"), ({"window": 20}, "window was 60")):
+        with pytest.raises(ValueError, match=said):
+            take(finished, states[20], **options)
     with pipeline.load(finished, buckets=BUCKETS) as loader:
         with pytest.raises(ValueError, match="belongs to another plan or corpus"):
             loader.set_state(states[20])
@@ -147,8 +146,6 @@ def test_examples_that_are_held_out_are_in_no_batch_whenever_they_come(tmp_path,
     train, evaluation = Corpus.open(tmp_path, follow=True).split(0.2)
     assert not train.lengths[evaluation.numbers].any()  # nor has a plan of what is there now
     assert evaluation.numbers.tolist() == held_out[held_out < 200].tolist()
-    last = len(evaluation.numbers) - 1
-    assert evaluation[last]["inputs"].tolist() == documents[held_out[last]][:-1].tolist()
     write(tmp_path, documents)
     options = {"num_epochs": 2, "buckets": BUCKETS, "window": 60, "features": ["example_id"]}
     had = np.zeros((2, len(documents)), np.int64)

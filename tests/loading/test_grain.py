@@ -1,5 +1,6 @@
 """Batches in Grain's own tools: transformations, workers, indices, specs, and checkpoints."""
 
+import contextlib
 import functools
 import itertools
 import json
@@ -126,13 +127,11 @@ def test_every_chain_goes_on_from_every_state(make, kind, prefetch, chains):
         check(PREFETCH[prefetch](steps))
 
 
-def test_every_chain_has_the_state_of_its_plan_and_refuses_that_of_another(make):
-    kind = "mixture"
-    of_plan, steps = iter(make(kind)).get_state(), make(kind).map(reverse).to_iter_dataset()
+def test_every_chain_refuses_the_state_of_another_plan(make):
+    of_plan, steps = iter(make("plan")).get_state(), make("plan").map(reverse).to_iter_dataset()
     for prefetch in PREFETCH.values():
-        assert json.loads(json.dumps(iter(prefetch(steps)).get_state())) == of_plan
-    pairs = zip(chains_of(make(kind)), chains_of(make(kind, seed=1)), strict=True)
-    for own, other in pairs:  # Grain's transformations of iterables keep the state of the plan
+        assert iter(prefetch(steps)).get_state() == of_plan
+    for own, other in zip(chains_of(make("plan")), chains_of(make("plan", seed=1)), strict=True):
         with pytest.raises(ValueError, match="seed was 1 and is now 0"):
             iter(own).set_state(iter(other).get_state())
 
@@ -148,14 +147,13 @@ def test_a_state_of_any_number_of_workers_goes_on_with_any_other(make, kind, sav
         np.testing.assert_equal(next(iterator), wanted)
     state = json.loads(json.dumps(iterator.get_state()))
     iterator.close()
-    other = transform(make(kind, seed=1), NAMES).to_iter_dataset()
     iterator = iter(work(steps, later))
     iterator.set_state(state)
     np.testing.assert_equal(list(iterator), every[2:])
     iterator.close()
-    for workers in range(4):
-        with pytest.raises(ValueError, match="seed was 0 and is now 1"):
-            iter(work(other, workers)).set_state(state)
+    other = transform(make(kind, seed=1), NAMES).to_iter_dataset()
+    with pytest.raises(ValueError, match="seed was 0 and is now 1"):
+        iter(work(other, later)).set_state(state)
 
 
 def test_the_next_index_is_the_step(make):
@@ -172,16 +170,6 @@ def test_the_next_index_is_the_step(make):
         iterator.close()
 
 
-class Narrow(grain.transforms.Map):
-    """Keeps the inputs alone."""
-
-    def map(self, batch):
-        return batch["inputs"]
-
-    def output_spec(self, spec):
-        return {bucket: fields["inputs"] for bucket, fields in spec.items()}
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_element_spec_has_the_fields_of_every_bucket(make, kind):
     batches = make(kind)
@@ -192,30 +180,21 @@ def test_the_element_spec_has_the_fields_of_every_bucket(make, kind):
         for name, values in batches[step].items():
             assert (fields[name].shape, fields[name].dtype) == (values.shape, values.dtype)
     assert {*spec} == {batches.plan.batch(step).bucket for step in range(len(batches))}
-    narrow = {bucket: fields["inputs"] for bucket, fields in spec.items()}
-    for steps in (batches.map(Narrow()).to_iter_dataset(), batches.to_iter_dataset().map(Narrow())):
-        assert grain.experimental.get_element_spec(steps) == narrow
 
 
 def test_slices_are_not_taken_for_another_or_for_the_whole(make):
     batches = make("plan")
-    odd = iter(batches.map(reverse)[1::2])
-    next(odd)
-    state = odd.get_state()
-    check(batches[1::2].to_iter_dataset())
-    check(batches.shuffle(3).to_iter_dataset())
-    mapped = batches.map(reverse)
     alike = [
         [batches, batches[1::2], batches[0::2], batches.shuffle(3)],
         [batches.seed(3).shuffle(), batches.seed(4).shuffle()],
-        [mapped[1:], mapped[1:][1:]],
+        [batches[1:], batches[1:][1:]],
     ]
     for saved, other in (pair for each in alike for pair in itertools.permutations(each, 2)):
         with pytest.raises(ValueError, match=r"order was \[.*\] and is now \[.*\]"):
             iter(other).set_state(iter(saved).get_state())
-    for other in (make("plan", seed=1), Batches(batches.corpus, batches.plan.after(3, seed=1))):
-        with pytest.raises(ValueError, match=r"seed was 0 and is now 1|changes here alone from"):
-            iter(other[1::2]).set_state(state)
+    later = Batches(batches.corpus, batches.plan.after(3, seed=1))  # another plan from the start
+    with pytest.raises(ValueError, match="seed was 0 and is now 1 from step 3"):
+        iter(later[1::2]).set_state(iter(batches[1::2]).get_state())
 
 
 ORDERED = {
@@ -271,8 +250,6 @@ def test_every_order_of_transformations_is_that_of_a_list_or_is_refused(make, ch
 def test_batches_are_stacked_after_they_become_an_iterable(make):
     one = make("one shape")
     check(one.to_iter_dataset().batch(2))
-    with pytest.raises(ValueError, match=r"call it after to_iter_dataset\(\)"):
-        one.apply(grain.transforms.Batch(2))
     shards = grain.sharding.ShardOptions(0, 2)
     with pytest.raises(ValueError, match="without ElasticIterator"):
         next(grain.experimental.ElasticIterator(one, 4, shards))
@@ -350,56 +327,42 @@ def test_interrupts_in_a_wait_lose_no_work(make):
             time.sleep(0.3)
         return batch
 
-    batches, count = make("plan"), 0
+    batches, found = make("plan"), []
     steps = iter(batches.map(slow).to_iter_dataset())
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
-        while (state := steps.get_state()["step"]) < 2 and count < 60:
-            batch = None
+        for _ in range(60):
             signal.setitimer(signal.ITIMER_REAL, 0.1)
-            try:
-                batch = next(steps)
-            except Interrupt:
-                count += 1
-            finally:
-                signal.setitimer(signal.ITIMER_REAL, 0)
-            if batch is not None:
-                np.testing.assert_equal(batch, batches[state])
+            with contextlib.suppress(Interrupt):
+                found.append(next(steps))
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            if len(found) == 2:
+                break
     finally:
         signal.signal(signal.SIGALRM, before)
-    assert state == 2
+    np.testing.assert_equal(found, [batches[0], batches[1]])
 
 
 def test_a_data_loader_of_batches_refuses_the_state_of_another_plan(make):
     def load(batches):
-        sampler = grain.samplers.IndexSampler(
-            len(batches), shard_options=grain.sharding.NoSharding(), num_epochs=1
-        )
+        none = grain.sharding.NoSharding()
+        sampler = grain.samplers.IndexSampler(len(batches), shard_options=none, num_epochs=1)
         return iter(grain.DataLoader(data_source=batches, sampler=sampler))
 
-    iterator = load(make("plan"))
-    next(iterator)
-    fresh = load(make("plan"))
-    fresh.set_state(iterator.get_state())
-    np.testing.assert_equal(next(fresh), make("plan")[1])
+    state = load(make("plan")).get_state()
+    load(make("plan")).set_state(state)
     with pytest.raises(ValueError, match="DataSource in checkpoint does not match"):
-        load(make("plan", seed=1)).set_state(iterator.get_state())
+        load(make("plan", seed=1)).set_state(state)
 
 
 def test_grains_checkpoint_handler_saves_and_restores_a_loader(make, tmp_path):
-    def loaded(seed):
-        return Loader(make("plan", seed=seed))
-
-    def restore(loader):
-        items = ocp.args.Composite(data=grain.checkpoint.CheckpointRestore(loader))
-        manager.restore(1, args=items)
-
-    with ocp.CheckpointManager(tmp_path) as manager, loaded(0) as loader:
+    batches, items = make("plan"), ocp.args.Composite
+    with (
+        ocp.CheckpointManager(tmp_path) as manager,
+        Loader(batches) as loader,
+        Loader(batches) as fresh,
+    ):
         next(loader)
-        manager.save(1, args=ocp.args.Composite(data=grain.checkpoint.CheckpointSave(loader)))
-        manager.wait_until_finished()
-        with loaded(0) as fresh, loaded(1) as other:
-            restore(fresh)
-            np.testing.assert_equal(dict(next(fresh)), make("plan")[1])
-            with pytest.raises(ValueError, match="seed was 0 and is now 1"):
-                restore(other)
+        manager.save(1, args=items(data=grain.checkpoint.CheckpointSave(loader)))
+        manager.restore(1, args=items(data=grain.checkpoint.CheckpointRestore(fresh)))
+        np.testing.assert_equal(dict(next(fresh)), batches[1])

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pipeline
-from pipeline import Batches, Bucket, Corpora, Corpus, Examples, Feature, Plan
+from pipeline import Batches, Bucket, Corpora, Examples, Feature, Plan
 from pipeline.loading.collate import collate_side
 from pipeline.loading.sharding import Block
 from tests.loading.definition import (
@@ -127,17 +127,10 @@ def test_the_path_to_each_continuation_reads_as_the_row_it_would_have_alone(shap
         assert batch["inputs_positions"][path].tolist() == list(range(len(path)))
 
 
-def groups_of(count):
-    rng = np.random.default_rng(0)
-    shapes = [
-        (int(rng.integers(1, 6)), [*map(int, rng.integers(1, 6, rng.integers(1, 5)))])
-        for _ in range(count)
-    ]
-    return [fill(shape, iter(rng.integers(1, 90, 1000).tolist())) for shape in shapes]
-
-
 def test_processes_and_devices_hold_the_parts_of_the_rows_of_groups():
-    groups = Examples.from_groups(columns_of(groups_of(30)), features=FEATURES)
+    values, shapes = itertools.count(1), [(1, [4]), (5, [2, (1, [3, 1])]), (3, [1, 4, 2])] * 10
+    columns = columns_of([fill(shape, values) for shape in shapes])
+    groups = Examples.from_groups(columns, features=FEATURES)
     corpus = Corpora({"groups": groups, "text": Examples([[1, 2, 3]])})
     plan = Plan(corpus, [Bucket(4, 32)], seed=1)
     whole = Batches(corpus, plan)
@@ -150,25 +143,3 @@ def test_processes_and_devices_hold_the_parts_of_the_rows_of_groups():
         block = Block(np.array([1, 3]), (begin, end))
         for name, values in collate_side(corpus.sides[0], plan.batch(0), 0, block).items():
             np.testing.assert_array_equal(values, whole[0][name][[1, 3], begin:end], name)
-
-
-def test_groups_on_disk_give_the_batches_of_groups_in_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.text.ragged.TOKENS_PER_PART", 50)  # groups cross parts
-    columns, directory = columns_of(groups_of(40)), tmp_path / "corpus"
-    memory = Examples.from_groups(columns, features=FEATURES)
-    disk = Corpus.from_groups(columns, directory, features=FEATURES)
-    again = Corpus.open(directory)
-    cached = Corpus.open(directory, cache=tmp_path / "cache")
-    again.verify()
-    assert len(disk.files) > 3
-    assert disk.files.sum() == 40
-    with pipeline.load(cached, buckets=[Bucket(2, 64)], num_epochs=1, max_segments=9) as loader:
-        for step, batch in enumerate(loader):
-            require_same(batch, Batches(memory, loader.plan)[step])
-            assert batch["reward"].shape[1] == 9 * memory.trees[:, 1].max()
-    for corpus in (disk, again, cached):
-        assert corpus.fingerprint == disk.fingerprint
-        assert corpus.lengths.tolist() == memory.lengths.tolist()
-        assert corpus.trees.tolist() == memory.trees.tolist()
-        for one, other in zip(corpus, memory, strict=True):
-            require_same(one, other)

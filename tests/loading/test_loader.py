@@ -28,7 +28,6 @@ from pipeline.steps import Compiled
 from tests.loading.definition import require_same
 from tests.meshes import OneProcess, mesh_of
 
-SIDES = Bucket(8, (24, 24)), Bucket(8, (24, 40)), Bucket(4, (64, 40))
 CUT = Bucket(16, 16), Bucket(8, 24), Bucket(4, 32)  # full rows of these cut 29 documents
 
 FIELDS = ["inputs", "targets", "inputs_segment_ids", "inputs_positions", "loss_weights"]
@@ -64,16 +63,15 @@ def test_a_process_builds_exactly_what_its_devices_hold(corpus, buckets, name):
     sharding, plan = MESHES[name], Plan(corpus, buckets)
     options = {"positions": "restart" if name == "length" else "continue"}
     whole, every = (Batches(corpus, plan, sharding=each, **options) for each in (None, sharding))
-    for step in range(3):
-        arrays = pipeline.to_global(every[step], sharding)
-        require_same(arrays, whole[step])
-        assert all(array.sharding.is_equivalent_to(sharding, 2) for array in arrays.values())
+    arrays = pipeline.to_global(every[0], sharding)
+    require_same(arrays, whole[0])
+    assert all(array.sharding.is_equivalent_to(sharding, 2) for array in arrays.values())
     for devices in ([0], [0, 1], [0, 2], [0, 3]):
         part = OneProcess(sharding, devices)
         batches = Batches(corpus, plan, sharding=part, **options)
         for step in range(3):
-            built, planned = batches[step], plan.batch(step)
-            (block,), shape = batches.blocks[planned.bucket], planned.bucket.shape
+            built, bucket = batches[step], plan.batch(step).bucket
+            (block,), shape = batches.blocks[bucket], bucket.shape
             here = block.rows.tolist(), [*range(*block.columns)]
             indices = part.addressable_devices_indices_map(shape).values()
             for axis, held in enumerate(here):
@@ -84,7 +82,7 @@ def test_a_process_builds_exactly_what_its_devices_hold(corpus, buckets, name):
             require_same(built, {name: values[at] for name, values in whole[step].items()})
             # What it holds tells the global shape, also of fields of whole rows.
             fields = {"ids": built["inputs"], "most": np.zeros((len(here[0]), 5, 3))}
-            for known in (None, planned.bucket):
+            for known in (None, bucket):
                 specs = field_specs(fields, part, known)
                 assert [each.shape for each in specs.values()] == [shape, (shape[0], 5, 3)]
 
@@ -123,10 +121,9 @@ WRONG = [
     (placing((2, 8)), r"holds multiples of \(4, 1\) of a global batch"),
     (placing((4, 8), bucket=Bucket(8, 8)), r"shape \(4, 8\), but .* holds \(8, 8\) of 8x8"),
     (loading(buckets=[Bucket(1, 64)], max_buckets=3), "max_buckets, max_length to choose them;"),
-    (loading(num_epochs="2", **BUDGET), "num_epochs is '2'; it must be"),
     (loading(weights={"a": 1}, **BUDGET), "with weights it must be several corpora by name"),
     (lambda c, p: pipeline.load(pipeline.Corpora({"a": c}), **TO_END), "this plan has an end"),
-    *((loading(timeout_seconds=n, **BUDGET), "timeout_seconds is") for n in (0, "1", np.nan)),
+    (loading(timeout_seconds=np.nan, **BUDGET), "timeout_seconds is"),
     (lambda c, p: pipeline.load(c, **TOO_LONG), r"longer has shape .* keep rows and positions"),
     (lambda c, p: Loader(Batches(c, p).map(dict)), "it must be Batches; transform them"),
     (lambda c, p: pipeline.load([[1, 2]], **BUDGET), "a list; it must be .* by Corpus.from_arr"),
@@ -147,31 +144,24 @@ def test_what_cannot_be_loaded_gets_a_sentence(corpus, buckets, call, sentence):
 
 
 def test_a_state_restores_at_every_step_in_any_order(corpus, buckets):
-    once = Batches(corpus, Plan(corpus, buckets))
-    assert len(once[0]) > 0  # what was read before makes no difference
-    batches = once.repeat(2)
-    iterator, seen = Loader(batches), []
-    states = [iterator.get_state()]
-    for batch in iterator:
-        seen.append(batch)
-        states.append(json.loads(json.dumps(iterator.get_state())))
-    assert len(seen) == len(batches) == 2 * batches.plan.num_batches()
-    assert [state["step"] for state in states] == list(range(len(seen) + 1))
-    for at in np.random.default_rng(0).permutation(len(states)):  # with batches in flight
-        iterator.set_state(states[at])
-        if at == len(seen):
-            assert list(iterator) == []
-            with pytest.raises(StopIteration):
-                next(iterator)
-        else:
-            require_same(next(iterator), seen[at])
-    iterator.close()
-    for at in (0, 9, len(seen) - 2):
-        with Loader(batches) as fresh:
-            fresh.set_state(states[at])
-            for batch, expected in zip(fresh, seen[at:], strict=True):
-                require_same(batch, expected)
-            assert fresh.get_state() == states[-1]
+    batches = Batches(corpus, Plan(corpus, buckets)).repeat(2)
+    with Loader(batches) as iterator:
+        seen, states = [], [iterator.get_state()]
+        for batch in iterator:
+            seen.append(batch)
+            states.append(json.loads(json.dumps(iterator.get_state())))
+        assert len(seen) == len(batches) == 2 * batches.plan.num_batches()
+        for at in np.random.default_rng(0).permutation(len(states)):  # with batches in flight
+            iterator.set_state(states[at])
+            if at == len(seen):
+                assert list(iterator) == []
+            else:
+                require_same(next(iterator), seen[at])
+    with Loader(batches) as fresh:
+        fresh.set_state(states[9])
+        for batch, expected in zip(fresh, seen[9:], strict=True):
+            require_same(batch, expected)
+        assert fresh.get_state() == states[-1]
 
 
 def test_the_state_is_small_json_and_the_same_for_every_process(corpus, buckets):
@@ -183,10 +173,8 @@ def test_the_state_is_small_json_and_the_same_for_every_process(corpus, buckets)
         states.add(json.dumps(steps.get_state()))
     (state,) = states
     assert len(state) < 1024
-    (entry,) = plan.entries
-    plans = [entry | {"corpus": corpus.identity}]
+    plans = [plan.entries[0] | {"corpus": corpus.identity}]
     assert json.loads(state) == {"step": 3, "plans": plans, "digest": fingerprint_of(plans)}
-    assert entry == {"from": 0, "fingerprint": plan.fingerprint, "identity": plan.identity}
     given = steps.get_state()
     for part in ("identity", "corpus"):  # who changes a state changes no later one
         given["plans"][0][part].clear()
@@ -197,16 +185,11 @@ def test_load_chooses_buckets(corpus):
     options = {"tokens_per_batch": 1024, "max_length": 64, "length_multiple": 16}
     with pipeline.load(corpus.directory, sharding=MESHES["rows"].mesh, seed=3, **options) as loader:
         assert all(bucket.rows % 4 == 0 for bucket in loader.plan.buckets)
-        assert len(loader.plan.buckets) <= 4
-        first = next(loader)
-        assert first["inputs"].sharding.num_devices == 4
+        assert next(loader)["inputs"].sharding.num_devices == 4
         assert set(loader.specs) == {b for b, n in loader.plan.batches_per_bucket.items() if n}
-        shape = loader.specs[loader.plan.batch(0).bucket]["inputs"]
-        assert (shape.shape, shape.dtype) == (first["inputs"].shape, first["inputs"].dtype)
     both = pipeline.Corpora({"a": corpus, "b": corpus})
     with pipeline.load(both, weights={"a": 1, "b": 2}, **options) as loader:
         assert loader.plan.buckets[-1].length == 64
-        assert next(loader)["inputs"].shape in {bucket.shape for bucket in loader.plan.buckets}
 
 
 @pytest.mark.parametrize("name", ["rows", "length alone"])
@@ -224,16 +207,12 @@ def test_a_loader_transfers_what_a_transform_returns_and_its_specs_say_so(corpus
     whole = Batches(corpus, plan, transform=transform)
     options = {"buckets": buckets, "sharding": MESHES[name], "num_epochs": 1}
     with pipeline.load(corpus, transform=transform, **options) as loader:
-        assert loader.sharding == loader.batches.sharding == MESHES[name]
         assert loader.specs == loader.batches.specs
         count = Compiled(lambda total, batch: total + batch["most"].sum(), 0, loader.specs)
         for step, batch in enumerate(loader):
             here = whole[step] | {"swapped": whole[step]["swapped"].astype(np.int32)}
             require_same(batch, here)
             assert count(0, batch) == here["most"].sum()
-        with pytest.raises(ValueError, match="seed was 1 and is now 0"):
-            loader.set_state(StateKey(Plan(corpus, buckets, seed=1), corpus).state(2))
-    assert shapes_of(grain.experimental.get_element_spec(whole)) == shapes_of(loader.specs)
 
 
 def test_whole_numbers_of_64_bits_arrive_as_the_specs_say_or_are_refused(corpus, buckets):
@@ -323,17 +302,6 @@ def test_a_loader_ends_its_thread_within_a_second_while_a_transform_never_return
         assert time.monotonic() - begin < 1
 
 
-def test_a_state_continues_after_a_transform_that_was_slow(corpus, buckets, stall):
-    stalls = stall(at=2)
-    with pipeline.load(corpus, buckets=buckets, transform=stalls) as loader:
-        first = next(loader)
-        assert stalls.begun.wait(60)
-        loader.set_state(loader.batches.origin.state(0))
-        threading.Timer(0.1, stalls.release).start()
-        require_same(next(loader), first)  # of a new thread, which the old one does not disturb
-        require_same(next(loader), Batches(corpus, loader.plan)[1])
-
-
 def test_a_late_batch_says_what_it_waits_for_and_is_not_lost(corpus, buckets, stall):
     stalls = stall(at=1)
     options = {"buckets": buckets, "transform": stalls, "timeout_seconds": 0.2}
@@ -363,9 +331,8 @@ def test_a_thread_that_waits_for_a_batch_learns_that_the_loader_is_closed(corpus
 def test_any_number_of_batches_may_be_kept_ready(corpus, buckets, prefetch):
     batches = Batches(corpus, Plan(corpus, buckets))
     with Loader(batches, prefetch=prefetch) as loader:
-        for step, batch in enumerate(loader):
-            require_same(batch, batches[step])
-    assert step == len(batches) - 1
+        for batch, expected in zip(loader, batches, strict=True):
+            require_same(batch, expected)
 
 
 def test_arrays_of_a_transform_may_be_its_scratch(corpus, buckets):
@@ -384,17 +351,16 @@ def test_arrays_of_a_transform_may_be_its_scratch(corpus, buckets):
         return transform
 
     plan = Plan(corpus, buckets)
-    right = [Batches(corpus, plan)[step] for step in range(8)]
+    right, transform = [Batches(corpus, plan)[step] for step in range(8)], reuse(aligned)
     for make in (aligned, np.copy, lambda field: field):
-        batches, transform = Batches(corpus, plan, transform=reuse(make)), reuse(make)
+        batches = Batches(corpus, plan, transform=reuse(make))
         on_four = Batches(corpus, plan, transform=reuse(make), sharding=ROWS)
-        copies = ({name: field.copy() for name, field in batch.items()} for batch in right)
         for found in (
             [batches[step] for step in range(8)],
             [*itertools.islice(batches.to_iter_dataset(), 8)],
             [*itertools.islice(Loader(batches), 8)],
             [*itertools.islice(Loader(on_four), 8)],
-            [pipeline.to_global(transform(batch), ROWS) for batch in copies],
+            [pipeline.to_global(transform(batch), ROWS) for batch in right],
         ):
             for batch, expected in zip(found, right, strict=True):
                 require_same(batch, expected)
@@ -409,10 +375,6 @@ def test_a_loader_of_another_process_says_so(corpus, buckets, monkeypatch):
         monkeypatch.undo()
 
 
-def shapes_of(specs):
-    return {(bucket, name): specs[bucket][name].shape for bucket in specs for name in specs[bucket]}
-
-
 def test_a_transform_of_two_arguments_gets_the_planned_batch(corpus, buckets):
     def transform(batch, planned):
         return {**batch, "example": planned.segments[:, 1]}
@@ -423,7 +385,6 @@ def test_a_transform_of_two_arguments_gets_the_planned_batch(corpus, buckets):
     one = functools.partial(pipeline.rename, convention="maxtext")
     renamed = pipeline.rename(Batches(corpus, plan)[3], "maxtext")
     require_same(Batches(corpus, plan, transform=one)[3], renamed)
-    require_same(Batches(corpus, plan, transform=dict)[3], Batches(corpus, plan)[3])
 
 
 def test_batches_need_no_jax(corpus, buckets, monkeypatch):
@@ -447,13 +408,10 @@ def test_whole_numbers_of_numpy_are_whole_numbers_in_states(corpus, buckets):
         state = StateKey(plan, corpus).state(kind(3))
         assert json.loads(json.dumps(state)) == state
         state["step"] = kind(3)
-        state["plans"][0]["from"] = kind(0)
         iterator = iter(Batches(corpus, plan).to_iter_dataset())
         iterator.set_state(state)
-        assert json.loads(json.dumps(iterator.get_state()))["step"] == 3
         grain.experimental.set_next_index(iterator, kind(4))
         assert json.loads(json.dumps(iterator.get_state()))["step"] == 4
-        require_same(next(iterator), Batches(corpus, plan)[4])
 
 
 def test_a_state_of_something_else_is_refused_by_what_changed(corpus, examples, buckets):
@@ -462,10 +420,8 @@ def test_a_state_of_something_else_is_refused_by_what_changed(corpus, examples, 
     state = key.state(3)
     for now, sentence in (
         (StateKey(Plan(corpus, buckets, tiers=4), corpus), "tiers was 1 and is now 4"),
-        (
-            StateKey(Plan(corpus, buckets[2:]), corpus),
-            r"buckets was 16x16\+.* and is now 4x64",
-        ),
+        (StateKey(Plan(corpus, buckets, align=2), corpus), "align was .* and is now 2"),
+        (StateKey(Plan(corpus, buckets[2:]), corpus), r"buckets was 16x16\+.* and is now 4x64"),
         (StateKey(plan, other), "tokens was .* and is now"),
         (StateKey(plan, corpus, "restart"), "step 3 .* positions was continue and is now restart"),
     ):
@@ -474,11 +430,9 @@ def test_a_state_of_something_else_is_refused_by_what_changed(corpus, examples, 
     assert alone.resume(state) == alone.resume(alone.state(3)) == 3  # as far as it is known
     with pytest.raises(ValueError, match="has no corpus to compare with"):
         key.resume(alone.state(3))
-    for value in ("restart", "Restart", None, True):
-        with pytest.raises(ValueError, match=f"positions was {value} and is now continue"):
-            key.resume({**state, "positions": value})
+    with pytest.raises(ValueError, match="positions was None and is now continue"):
+        key.resume({**state, "positions": None})
     restart = StateKey(plan, corpus, "restart").state(4)
-    assert [each.get("positions") for each in (state, restart)] == [None, "restart"]
     with pipeline.load(corpus, buckets=buckets, positions="restart") as loader:
         loader.set_state(json.loads(json.dumps(restart)))
         require_same(next(loader), Batches(corpus, plan, positions="restart")[4])
@@ -490,14 +444,12 @@ def test_a_loader_says_what_it_loads(corpus, examples, buckets):
     text = f"{len(corpus)} examples, buckets 16x16, 8x32, 4x64, {each} batches an epoch"
     assert repr(endless) == f"Batches({text}, endless, {digest})"
     moved, plan = pipeline.Examples([ids + 1 for ids in examples]), endless.plan
-    others = Batches(moved, plan), Batches(corpus, plan, positions="restart")
-    for other in (Batches(corpus, Plan(corpus, buckets, seed=1)), *others):
+    for other in (Batches(moved, plan), Batches(corpus, plan, positions="restart")):
         assert digest not in repr(other)
     batches = f"Batches({text}, {2 * each} in all, {digest})"
     with pipeline.load(corpus, buckets=buckets, num_epochs=2) as loader:
         next(loader)
         assert repr(loader) == f"Loader({batches}, at step 1)"
-    assert repr(loader) == f"Loader({batches}, closed)"
     loader.close()  # again
     with pytest.raises(ValueError, match="this loader is closed; make another"):
         next(loader)
@@ -518,22 +470,19 @@ def test_a_loader_says_its_step_and_how_many_there_are(corpus, buckets):
     each = plan.num_batches()
     with pipeline.load(corpus, buckets=buckets, num_epochs=2) as loader:
         assert (loader.step, len(loader)) == (0, 2 * each)
-        for step, _ in enumerate(loader, 1):
-            assert loader.step == loader.get_state()["step"] == step
-        assert (loader.step, len(loader)) == (2 * each, 2 * each)
         loader.set_state(StateKey(plan, corpus).state(each))
         assert (loader.step, len(loader)) == (each, 2 * each)  # from the beginning of the plan
-        assert len(list(loader)) == each
+        for step, _ in enumerate(loader, each + 1):
+            assert loader.step == loader.get_state()["step"] == step
+        assert loader.step == 2 * each
     both = pipeline.Corpora({"a": corpus, "b": corpus})
     ending = Batches(both, Plan(both, buckets, weights={"a": 1, "b": 1}, ending="stop"))
     assert len(ending.repeat().map(dict)) == len(ending)
     for batches in (Batches(corpus, plan), ending, ending.repeat()):  # an epoch; a plan that ends
         with Loader(batches) as loader:
             assert len(loader) == len(list(loader)) == loader.step
-            assert type(loader.step) is int
     with pipeline.load(corpus, buckets=buckets) as loader:  # without an end
         with pytest.raises(TypeError, match="has no length; give num_epochs= to load"):
             len(loader)
-        assert loader
         loader.set_state(StateKey(plan, corpus).state(10**7))
         require_same(next(iter(loader)), Batches(corpus, plan)[10**7])

@@ -6,78 +6,71 @@ import pickle
 import jax
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 import pipeline
-from pipeline import (
-    Batches,
-    Bucket,
-    Corpora,
-    Corpus,
-    Examples,
-    Feature,
-    Plan,
-    follow,
-    pack,
-    score,
-    unpack,
-)
+from pipeline import Batches, Bucket, Corpora, Corpus, Examples, Feature, Plan, follow, pack, unpack
 from pipeline.corpus import CAUSAL, open_corpus
 from pipeline.loading import cu_seqlens
-from pipeline.loading.sharding import column_order
-from tests.loading.definition import (
-    require_same,
-)
+from pipeline.loading.loader import Loader
+from pipeline.loading.sharding import CONTEXT_ORDERS, batch_sharding, column_order, field_specs
+from tests.loading.definition import require_same
 from tests.loading.drawn import Drawn
-from tests.meshes import mesh_of
-
-# ---- columns over devices, and what else batches are given to
+from tests.meshes import OneProcess, mesh_of
 
 
 def draw_pictures():
     drawn = Drawn(np.random.default_rng(0), CAUSAL, ["patches", "images"], 40, most=8)
     drawn.add_pointers()
-    for name, feature in {
-        "patch": Feature("inputs", to="patches"),
-        "patch_image": Feature("patches", to="images"),
-        "label": Feature("example", dtype="float32"),
-    }.items():
-        drawn.add(name, feature)
-    drawn.columns["label"] = [float(n) for n in range(40)]
+    drawn.add("patch", Feature("inputs", to="patches"))
+    drawn.add("patch_image", Feature("patches", to="images"))
     return drawn
 
 
 PICTURES = Bucket(8, {"inputs": 16, "patches": 24, "images": 8})
 
 
-@pytest.mark.parametrize("order", ["contiguous", "zigzag", "striped"])
-def test_pointers_follow_the_columns_of_the_side_that_they_point_to(order):
+def divide(batch, corpus, order, parts):
+    """A batch whose columns are in this order, and whose pointers follow what they point to."""
+    lengths = zip(corpus.side_names, PICTURES.lengths, strict=True)
+    orders = {name: column_order(order, length, parts) for name, length in lengths}
+    found = {}
+    for name, values in batch.items():
+        feature = corpus.features.get(name)
+        side = feature.of if feature else name.split("_")[0]
+        if side != "example":
+            values = values[:, orders["inputs" if side in ("targets", "loss") else side]]
+        if feature and feature.to:
+            values = np.append(np.argsort(orders[feature.to]), -1)[values].astype(np.int32)
+        found[name] = values
+    return found
+
+
+@pytest.mark.parametrize("order", CONTEXT_ORDERS)
+def test_columns_are_divided_like_positions_pointers_follow_and_segments_are_like_rows(order):
     drawn = draw_pictures()
+    drawn.add_features()
     corpus = drawn.examples()
-    plan = Plan(corpus, [PICTURES])
-    mesh = mesh_of(data=2, context=2)
-    features = [name for name in drawn.features if name != "label"]
-    whole = Batches(corpus, plan, features=features)
-    batches = Batches(corpus, plan, features=features, sharding=mesh, context_order=order)
-    orders = {
-        name: column_order(order, length, 2)
-        for name, length in zip(corpus.side_names, PICTURES.lengths, strict=True)
-    }
-    for step in range(len(batches)):
-        expected, batch = whole[step], batches[step]
-        for name, values in expected.items():
-            feature = drawn.features.get(name)
-            side = feature.of if feature else name.split("_")[0]
-            side = "inputs" if side in ("targets", "loss") else side
-            due = values[:, orders[side]]
-            if feature and feature.to:
-                places = {column: place for place, column in enumerate(orders[feature.to].tolist())}
-                due = np.vectorize(lambda at: places.get(at, -1), otypes=[int])(due)  # noqa: B023
-            np.testing.assert_array_equal(batch[name], due, name)
-        if order != "contiguous":
-            moved = follow(batch["patches"], batch["patch"])
-            np.testing.assert_array_equal(
-                moved, follow(expected["patches"], expected["patch"])[:, orders["inputs"]]
-            )
+    plan = Plan(corpus, [PICTURES], max_segments=16)  # as many as inputs: no shape tells
+    whole, sharding = Batches(corpus, plan), batch_sharding(mesh_of(data=2, context=2))
+    by_row = NamedSharding(sharding.mesh, PartitionSpec(("data",)))
+    with Loader(Batches(corpus, plan, sharding=sharding, context_order=order)) as loader:
+        for batch, expected in zip(loader, whole, strict=True):
+            require_same(batch, divide(expected, corpus, order, 2))
+            for name, array in batch.items():
+                spec = loader.specs[PICTURES][name]
+                assert (array.shape, array.dtype) == (spec.shape, spec.dtype)
+                for placed in (by_row if name in ("reward", "group") else sharding, spec.sharding):
+                    assert array.sharding.is_equivalent_to(placed, array.ndim), name
+    # A part of the length has its columns, and all segments of its rows.
+    third = OneProcess(batch_sharding(mesh_of(data=1, context=4)), [2])
+    part = Batches(corpus, plan, sharding=third, context_order=order)
+    for name, values in divide(whole[0], corpus, order, 4).items():
+        half = values.shape[1] // 2
+        due = values if name in ("reward", "group") else values[:, half : half + half // 2]
+        np.testing.assert_array_equal(part[0][name], due, name)
+    specs = field_specs(part[0], third, PICTURES, part.features)
+    assert all(specs[name].shape == values.shape for name, values in whole[0].items())
 
 
 def test_follow_takes_values_of_numpy_and_in_a_compiled_step():
@@ -86,13 +79,10 @@ def test_follow_takes_values_of_numpy_and_in_a_compiled_step():
     for shape in ((3, 4), (3, 4, 2)):
         pointer = rng.integers(-1, 5, shape)
         due = np.zeros((*shape, 2), np.float32)
-        for place in np.ndindex(shape):
-            if pointer[place] >= 0:
-                due[place] = values[place[0], pointer[place]]
-        np.testing.assert_array_equal(follow(values, pointer), due)
-        np.testing.assert_array_equal(jax.jit(follow)(values, pointer), due)
-    gradient = jax.grad(lambda values: follow(values, np.array([[1, -1]] * 3)).sum())(values)
-    np.testing.assert_array_equal(np.asarray(gradient).sum(axis=(1, 2)), [2, 2, 2])
+        for place in np.argwhere(pointer >= 0):
+            due[tuple(place)] = values[place[0], pointer[tuple(place)]]
+        for found in (follow(values, pointer), jax.jit(follow)(values, pointer)):
+            np.testing.assert_array_equal(found, due)
 
 
 def test_a_corpus_of_sides_is_that_of_the_examples_in_memory(tmp_path):
@@ -100,37 +90,23 @@ def test_a_corpus_of_sides_is_that_of_the_examples_in_memory(tmp_path):
     examples = drawn.examples()
     made = Corpus.from_arrays(drawn.columns, tmp_path / "made", **drawn.options)
     opened = open_corpus(tmp_path / "made")
-    again = Corpus.from_arrays(
-        {name: (each for each in column) for name, column in drawn.columns.items()},
-        tmp_path / "made",
-        **drawn.options,
-    )
+    columns = {name: (each for each in column) for name, column in drawn.columns.items()}
+    again = Corpus.from_arrays(columns, tmp_path / "made", **drawn.options)
     cached = open_corpus(tmp_path / "made", cache=tmp_path / "cache", cache_bytes=300_000)
-    plan = Plan(opened, [PICTURES], max_segments=9)
-    every = [made, opened, again, cached, examples]
-    every += [pickle.loads(pickle.dumps(each)) for each in (opened, examples)]
-    for corpus in every:
-        np.testing.assert_array_equal(corpus.lengths, examples.lengths)
-        for step in range(len(Batches(opened, plan))):
-            one, other = (Batches(each, plan)[step] for each in (opened, corpus))
+    plan = Plan(opened, [PICTURES])
+    copies = [pickle.loads(pickle.dumps(each)) for each in (opened, examples)]
+    for corpus in (made, opened, again, cached, *copies):
+        for one, other in zip(Batches(examples, plan), Batches(corpus, plan), strict=True):
             require_same(one, other)
     assert made.fingerprint == opened.fingerprint == again.fingerprint
     opened.verify()
-    assert {*opened[1]} == {"inputs", "targets", *drawn.features}
     with pytest.raises(ValueError, match="inputs holds a corpus of other examples"):
-        Corpus.from_arrays(
-            {name: column[:-1] for name, column in drawn.columns.items()},
-            tmp_path / "made",
-            **drawn.options,
-        )
+        Corpus.from_arrays(drawn.take(range(39)), tmp_path / "made", **drawn.options)
 
 
 def test_masks_and_boundaries_are_those_of_a_side_or_of_parts():
-    drawn = draw_pictures()
-    corpus = drawn.examples()
-    (plan, batch) = next(
-        iter(Batches(corpus, Plan(corpus, [PICTURES]), features=["patch_image"]).with_plans())
-    )
+    corpus = draw_pictures().examples()
+    plan, batch = Batches(corpus, Plan(corpus, [PICTURES])).with_plans()[0]
     for options, ids in (
         ({"side": "patches", "causal": False}, batch["patches_segment_ids"]),
         ({"side": "patches", "parts": "patch_image", "causal": False}, batch["patch_image"] + 1),
@@ -139,51 +115,38 @@ def test_masks_and_boundaries_are_those_of_a_side_or_of_parts():
         mask = pipeline.attention_mask(batch, **options)
         compiled = jax.jit(functools.partial(pipeline.attention_mask, **options))
         np.testing.assert_array_equal(compiled(batch), mask)
+        causal = options.get("causal", True)
         for row, query, key in np.ndindex(mask.shape):
-            sees = ids[row, query] == ids[row, key] and (
-                not options.get("causal", True) or key <= query
-            )
+            sees = ids[row, query] == ids[row, key] and (not causal or key <= query)
             assert mask[row, query, key] == (sees if ids[row, query] else query == key)
     ends = cu_seqlens(batch, plan.numbers.max() + 1, side="patches")["cu_seqlens_q"]
-    found = np.sort(np.diff(ends))
     sizes = plan.segments[:, 4]
-    assert found.sum() == 8 * 24
-    assert np.isin(sizes[sizes > 0], found).all()
+    assert np.isin(sizes[sizes > 0], np.diff(ends)).all()
     ends = cu_seqlens({"patch_image": np.array([[0, 0, 2, 2, 2, -1]])}, 4, parts="patch_image")
     assert ends["cu_seqlens_kv"].tolist() == [0, 2, 2, 5, 5, 6]
 
 
 def test_results_of_any_side_are_those_of_its_examples(tmp_path):
     drawn = draw_pictures()
-    corpus = drawn.examples()
+
+    def sums(patches, first):
+        return patches.astype("float32").sum(tuple(range(first, patches.ndim)))
 
     def step(batch):
-        return {
-            "sum": batch["patches"].astype("float32").sum(tuple(range(2, batch["patches"].ndim)))
-        }
+        return {"sum": sums(batch["patches"], 2)}
 
-    due = [
-        np.asarray(each, np.float32).sum(tuple(range(1, np.ndim(each))))
-        for each in drawn.columns["patches"]
+    learnt = np.flatnonzero(drawn.sizes["inputs"])  # of the others nothing is in a batch
+    due = [sums(drawn.columns["patches"][number], 1) for number in learnt]
+    options = {"per": "patches", "directory": tmp_path, "buckets": [PICTURES]}
+    found = pipeline.score(drawn.examples(), step, **options)["sum"].to_pylist()
+    assert [found[number] for number in learnt] == [each.tolist() for each in due]
+    some = drawn.examples(learnt)
+    results = [
+        (planned, step(batch)["sum"])
+        for planned, batch in pack(some, [PICTURES], features=["patches"])
     ]
-    due = [
-        each if size else each[:0] for each, size in zip(due, drawn.sizes["inputs"], strict=True)
-    ]
-    scored = score(corpus, step, per="patches", directory=tmp_path, buckets=[PICTURES])
-    for found, each in zip(scored["sum"].to_pylist(), due, strict=True):
-        assert (found or []) == each.tolist()
-    some = corpus.split(0.5)[0]
-    kept = np.flatnonzero(some.lengths.any(axis=1))
-    packed = pack(
-        drawn.examples(some.numbers[kept]),
-        [PICTURES],
-        max_segments=16,
-        cost={"inputs": 1, "patches": 1, "images": 0},
-    )
-    results = [(planned, step(batch)["sum"]) for planned, batch in packed]
-    found = unpack(results, drawn.examples(some.numbers[kept]), per="patches")
-    for mine, number in zip(found, some.numbers[kept], strict=True):
-        np.testing.assert_array_equal(mine, due[number])
+    for one, other in zip(unpack(results, some, per="patches"), due, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_arrays_alone_have_a_loss_if_one_is_named():
@@ -192,7 +155,6 @@ def test_arrays_alone_have_a_loss_if_one_is_named():
     plain = Examples(columns, features=features)
     learnt = Examples(columns, features=features, loss="patches")
     plan = Plan(learnt, [Bucket(2, {"patches": 6})])
-    assert plan.num_batches() == 1
     (batch,) = Batches(learnt, plan)
     assert batch["loss_weights"].tolist() == [[1] * 6, [0] * 6]
     assert "loss_weights" not in Batches(plain, plan)[0]
@@ -222,16 +184,15 @@ GROUPS = {"tokens": [([1], [[2], [3]])], "patches": [[1]]}
         (lambda: examples_of(yx=(Feature("patches"), [1, 2, 3])), "yx of example 0 has 3 values"),
         (lambda: examples_of(patch=(Feature("inputs", to="patches"), [0, 2, 1])), "position 2 of"),
         (lambda: examples_of(patches_positions=(Feature("patches"), [0, 0])), "as a field of the"),
-        (lambda: Feature("input"), "of is 'input', too like 'inputs' for the name of a side"),
-        (lambda: Feature("example", to="patches"), "to is 'patches', which makes a pointer; its"),
+        (lambda: Feature("input"), "of is 'input'"),
+        (lambda: Feature("example", to="patches"), "to is 'patches'"),
         (lambda: Examples({"x": [[1]]}, features={}), "one of them must be 'tokens'"),
         (lambda: pipeline.Writer("grows", features=PATCHES), "one side, .* cannot grow yet"),
         (lambda: Examples.from_groups(GROUPS, features=PATCHES), "groups have one side"),
         (lambda: Examples(BOTH_LOSSES, features=PATCHES, loss="patches"), "both carry the loss"),
     ],
 )
-def test_examples_that_do_not_fit_their_sides_are_refused(make, said, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_examples_that_do_not_fit_their_sides_are_refused(make, said):
     with pytest.raises(ValueError, match=said):
         make()
 

@@ -201,8 +201,4 @@ def test_auto_says_once_what_it_chose(caplog):
     with caplog.at_level(logging.INFO):
         for _ in range(2):
             jax.eval_shape(lambda: make_attention(ids)(q, k, v))
-    said = [record.message for record in caplog.records if "attention over" in record.message]
-    assert said == [
-        "attention over rows of 33 × 33 positions: 'blocked', because "
-        "on CPU it was faster than dense at every length from 64."
-    ]
+    assert caplog.text.count("attention over rows of 33 × 33 positions: 'blocked', because") == 1

@@ -3,13 +3,11 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from flax import nnx
 
 from models import TransformerConfig, VisionDecoder, cross_entropy
 from models.layers import rotate
-from models.parameters import decay_mask, parameter_shardings
-from pipeline import Batches, Bucket, Examples, Feature, Plan
+from pipeline import Examples, Feature
 from tests.alone import require_same_alone
 
 FEATURES = {
@@ -44,46 +42,19 @@ def draw_examples(count=7):
     return Examples(columns, features=FEATURES)
 
 
-@pytest.fixture(scope="module")
-def model():
+def test_packed_examples_have_the_logits_and_gradients_that_they_have_alone():
     graph, state = jax.jit(lambda: nnx.split(VisionDecoder(CONFIG, 12, rngs=nnx.Rngs(0))))()
 
     @jax.jit
-    def of(state, batch):
+    def compute(batch):
         def loss(state):
             logits = nnx.merge(graph, state)(*(batch[name] for name in (*FIELDS, "patch")))
             return cross_entropy(logits, batch["targets"], batch["loss_weights"]).total, logits
 
-        return jax.value_and_grad(loss, has_aux=True)(state)
-
-    return state, of
-
-
-def test_packed_examples_have_the_logits_and_gradients_that_they_have_alone(model):
-    state, of = model
-
-    def compute(batch):
-        (_, logits), gradient = of(state, batch)
+        (_, logits), gradient = jax.value_and_grad(loss, has_aux=True)(state)
         return logits, gradient
 
     require_same_alone(compute, draw_examples(), LENGTHS, 2)
-
-
-def test_a_picture_is_seen_by_the_text_that_points_to_it_alone(model):
-    state, of = model
-    examples = draw_examples()
-    plan = Plan(examples, [Bucket(2, LENGTHS)], shuffle=False)
-    batch = Batches(examples, plan)[0]
-    (_, before), _ = of(state, batch)
-    changed = int(batch["patches_segment_ids"][0].max())
-    patches = np.array(batch["patches"])  # JAX may still read the batch's own
-    patches[0][batch["patches_segment_ids"][0] == changed] ^= 255
-    (_, after), _ = of(state, {**batch, "patches": patches})
-    moved = np.abs(before - after).max(axis=-1) > 0
-    assert moved.any()
-    ids = batch["inputs_segment_ids"]
-    assert not moved[1].any()
-    assert {*ids[0][moved[0]].tolist()} == {changed}
 
 
 def test_the_positions_of_patches_count_in_both_directions():
@@ -100,13 +71,3 @@ def test_the_positions_of_patches_count_in_both_directions():
         moved = yx.copy()
         moved[0, 0, axis] += 1
         assert np.abs(scores(yx) - scores(moved)).max() > 0.01
-
-
-def test_every_parameter_has_a_place_on_a_mesh_and_decay_by_kind():
-    state = nnx.state(nnx.eval_shape(lambda: VisionDecoder(CONFIG, 12, rngs=nnx.Rngs(0))))
-    mesh = jax.make_mesh((1, 1), ("fsdp", "tensor"))
-    shardings = jax.tree_util.tree_leaves_with_path(parameter_shardings(state, mesh))
-    for (path, sharding), decay in zip(shardings, jax.tree.leaves(decay_mask(state)), strict=True):
-        is_scale = "scale" in jax.tree_util.keystr(path)
-        assert decay != is_scale
-        assert ("fsdp" in sharding.spec) != is_scale

@@ -28,17 +28,9 @@ def test_a_state_knows_which_corpora_there_were(weights, corpus, both):
     # A state from before they came goes on with them; one of another new corpus does not.
     early, late = StateKey(before, few).state(6), StateKey(plan, both).state(9)
     assert [StateKey(plan, both).resume(state) for state in (early, late)] == [6, 9]
-    assert plan.changes[1][1]["examples"] == 308
     other = pipeline.Corpora({"first": corpus, "new": corpus})
-    for key, sentence in (
-        (StateKey(before, few), r"tokens of new was .* now not given from step 6"),
-        (
-            StateKey(before.after(6, lengths=other, seed=2, **weights), other),
-            r"tokens of new was .* from step 6 on",
-        ),
-    ):
-        with pytest.raises(ValueError, match=sentence):
-            key.resume(late)
+    with pytest.raises(ValueError, match=r"tokens of new was .* from step 6 on"):
+        StateKey(before.after(6, lengths=other, seed=2, **weights), other).resume(late)
 
 
 def test_a_plan_that_changes_by_hand():
@@ -56,21 +48,11 @@ def test_a_plan_that_changes_by_hand():
         [[0, 0, 0, 5], [0, 2, 0, 4], [0, 1, 0, 3]],
         [[0, 4, 0, 9], [0, 5, 0, 6]],
     ]
-    lengths = f"{plan.identity['lengths']} without 1 (35be322d)"
-    changed = {"from": 2, "lengths": lengths, "buckets": "1x16"}
-    assert later.identity == [{"from": 0, **plan.identity}, plan.identity | changed]
+    assert later.identity[1]["lengths"] == f"{plan.identity['lengths']} without 1 (35be322d)"
     assert "from step 2 on: buckets, 1 more example left out" in str(later)
-    assert "\nleft out: 1 example, as asked" in str(later)
-    assert "nothing to train on" not in str(later)
-
-
-def test_the_rest_of_a_split_example_is_joined_in_longer_rows():
+    # The rest of a split example is joined in longer rows.
     plan = Plan([20, 3, 20], [Bucket(1, 8)], shuffle=False).after(1, buckets=[Bucket(1, 32)])
-    assert [plan.batch(step).segments.tolist() for step in range(3)] == [
-        [[0, 0, 0, 8]],
-        [[0, 1, 0, 3]],
-        [[0, 2, 0, 20], [0, 0, 8, 12]],
-    ]
+    assert plan.batch(2).segments.tolist() == [[0, 2, 0, 20], [0, 0, 8, 12]]
 
 
 def test_the_state_is_what_is_past_and_knows_what_another_plan_would_change(corpus):
@@ -83,19 +65,10 @@ def test_the_state_is_what_is_past_and_knows_what_another_plan_would_change(corp
 
     late, state = key(changing).state(25), key(changing).state(15)
     assert [entry["from"] for entry in late["plans"]] == [0, 10, 20, 21]
-    changes = [options for _, options in changing.changes[1:]]
-    assert changes == [{"seed": 3}, {"exclude": [*range(50)]}, {}]  # left out already
-    assert late["plans"][0] == key(plan).state(0)["plans"][0]
     assert len(json.dumps(late)) < 1500
     assert key(changing).resume(json.loads(json.dumps(late))) == 25
-    assert state["plans"] == late["plans"][:2]
     # What is past stands, and what is to come may change.
-    for other in (
-        changing,
-        seeded,
-        seeded.after(20, exclude=[1]),
-        seeded.after(15, packing="none"),
-    ):
+    for other in (changing, seeded, seeded.after(15, packing="none")):
         assert key(other).resume(state) == 15
         assert key(changing).resume(key(other).state(15)) == 15
     assert key(changing).resume(key(plan).state(10)) == 10
@@ -105,48 +78,20 @@ def test_the_state_is_what_is_past_and_knows_what_another_plan_would_change(corp
         (plan.after(11, seed=3), state, "seed was 3 and is now 0 from step 10 on"),
         (seeded.after(12, packing="none"), state, "packing was best_fit and is now none"),
         (seeded.after(14), state, "its plan changes here alone from step 14 on"),
-        (seeded.after(20, exclude=[1]), late, "belongs to another plan"),
+        (seeded.after(20, exclude=[1]), late, "lengths was"),
     ):
-        with pytest.raises(ValueError, match="belongs to another plan") as error:
+        with pytest.raises(ValueError, match=f"belongs to another plan.*{sentence}"):
             key(other).resume(saved)
-        assert sentence in str(error.value)
-
-
-def several(**lengths):
-    return {"lengths": lengths, "weights": dict.fromkeys(lengths, 1)}
-
-
-TWO = several(a=[5, 3, 4], b=[4, 2])
-
-
-@pytest.mark.parametrize("data", [{"lengths": np.arange(1, 90)}, TWO])
-def test_what_was_planned_anew_is_another_plan_even_with_the_same_options(data):
-    plan, same = Plan(buckets=FOURS, **data), {"buckets": FOURS, "overflow": "split"}
-    short = plan.after(5, buckets=[Bucket(8, 16)], overflow="drop").after(5, **same)
-    for then, now in (
-        (plan.after(5, seed=0), plan),
-        (plan, plan.after(5, seed=0)),
-        (plan.after(5, seed=1), plan.after(5, seed=1).after(10, seed=1)),
-        (short, plan.after(5, **same)),
-    ):
-        with pytest.raises(ValueError, match=r"alone from step \d+ on|buckets was"):
-            StateKey(now).resume(StateKey(then).state(12))
-        assert StateKey(then).resume(StateKey(then).state(12)) == 12
-
-
-def test_a_mixture_of_which_nothing_more_is_left_out_stays_as_it_is():
-    mixture = Plan(buckets=FOURS, **TWO)
-    assert mixture.after(5, exclude=[]).fingerprint == mixture.fingerprint
 
 
 ONE = {"lengths": [5, 3, 4]}
+TWO = {"lengths": {"a": [5, 3, 4], "b": [4, 2]}, "weights": {"a": 1, "b": 1}}
 
 
 @pytest.mark.parametrize("data", [ONE, TWO])
-@pytest.mark.parametrize("change", [{}, {"seed": 1}, {"exclude": [0]}])
-def test_a_change_before_another_is_refused(data, change):
+def test_a_change_before_another_is_refused(data):
     with pytest.raises(ValueError, match="last change of options is at step 5"):
-        Plan(buckets=[Bucket(1, 8)], **data).after(5, seed=1).after(4, **change)
+        Plan(buckets=[Bucket(1, 8)], **data).after(5, seed=1).after(4)
 
 
 def test_a_change_may_end_a_plan_earlier_than_its_last_step():
@@ -166,7 +111,6 @@ def test_changes_are_plain_json():
     plan = Plan(buckets=[Bucket(1, 8)], **TWO)
     plan = plan.after(5, shuffle=np.bool_(False), overflow=None, **of_numpy)
     assert json.loads(json.dumps(plan.changes))[1][1]["seed"] == 2
-    assert [each["overflow"] for each in plan.identity] == ["split", "split"]
 
 
 def test_examples_are_left_out_by_a_function_of_the_corpus(corpus):
@@ -191,7 +135,6 @@ def test_the_later_steps_of_a_plan_have_their_buckets_alone():
     two, three, four = (Bucket(rows, 16) for rows in (2, 3, 4))
     plan = Plan([10] * 30, [two]).after(10, buckets=[three]).after(12, buckets=[four])
     assert plan.onward(2).batches_per_bucket[two] == 8
-    assert plan.onward(2).buckets == plan.buckets == (four, three, two)
     later = plan.onward(12)
     assert later.buckets == (four,)
     assert later.fingerprint == plan.fingerprint

@@ -24,19 +24,6 @@ def files_of(corpus, batch):
     return {*np.searchsorted(np.cumsum(corpus.files), batch.segments[:, 1], side="right")}
 
 
-def test_lengths_alone_have_no_files():
-    corpus = some_files()
-
-    def layout_of(given, window):
-        return Plan(given, BUCKETS, window=window).stages[0].streams[0].whole.layout
-
-    assert layout_of(corpus.lengths, 250).files is layout_of(corpus, 5000).files is None
-    assert layout_of(corpus, 200).files is not None
-    layout = layout_of(corpus, 250)
-    assert sorted(np.concatenate(layout.files)) == list(range(40))
-    assert len(layout) == -(-len(corpus.lengths) // 250)
-
-
 def test_batches_need_the_files_of_a_window_and_seldom_of_the_next_ones():
     corpus = some_files()
     plan = Plan(corpus, BUCKETS, window=250)
@@ -73,3 +60,4 @@ def test_files_decide_the_fingerprint():
     assert plans[0].fingerprint != plans[1].fingerprint
     small = [Plan(given, BUCKETS, window=9999) for given in (corpus, corpus.lengths)]
     assert small[0].fingerprint == small[1].fingerprint
+    assert small[0].batch(0).digest == small[1].batch(0).digest

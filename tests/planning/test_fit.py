@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pipeline import Bucket, Plan, fit_buckets
 from pipeline.planning import fit
 from pipeline.planning import lengths as lengths_lib
+from pipeline.planning.cascade import row_cost
 from pipeline.planning.fit import SURE, WORTH, WORTH_UNPACKED, typical_lengths
 from tests.planning.corpora import lognormal
 
@@ -107,7 +108,6 @@ def test_an_excluded_example_and_dropped_ones_do_not_decide_the_longest_bucket()
     lengths = np.append(LENGTHS, 9000)
     options = {"tokens_per_batch": 16_384, "max_buckets": 3}
     expected = fit_buckets(LENGTHS, **options)
-    assert fit_buckets(lengths, **options, exclude=[len(LENGTHS)]) == expected
     assert fit_buckets(lengths, **options, exclude=lambda lengths: lengths > 512) == expected
     dropped = fit_buckets(lengths, **options, max_length=8192, overflow="drop")
     assert dropped == fit_buckets(LENGTHS, **options, max_length=8192)
@@ -179,3 +179,40 @@ def test_a_histogram_counts_each_length(lengths):
         sizes, counts = lengths_lib.histogram(np.array(lengths, np.uint32))
     assert dict(zip(sizes.tolist(), counts.tolist(), strict=True)) == collections.Counter(lengths)
     assert sizes.tolist() == sorted(set(lengths))
+
+
+def test_two_kinds_of_pairs_get_a_bucket_each_and_not_a_grid():
+    rng = np.random.default_rng(0)
+    long, short = rng.integers(200, 256, 3000), rng.integers(20, 32, 3000)
+    pairs = np.concatenate([np.stack([long, short], 1), np.stack([short, long], 1)])
+    options = {"tokens_per_batch": 4096, "max_buckets": 3, "length_multiple": 16}
+    buckets = fit_buckets(pairs, **options, packing="none")
+    assert [bucket.length for bucket in buckets] == [(32, 256), (256, 32), (256, 256)]
+    plan = Plan(pairs, buckets, packing="none", overflow="drop")
+    assert plan.batches_per_bucket[buckets[-1]] <= 1
+
+
+@pytest.mark.parametrize("packing", ["none", "best_fit"])
+@pytest.mark.parametrize("attention", ["dense", "segment"])
+def test_two_buckets_are_nearly_as_cheap_as_the_best_two_of_a_grid(packing, attention):
+    rng, sigma = np.random.default_rng(0), {"none": 0.7, "best_fit": 0.8}[packing]
+    sides = [
+        np.clip(rng.lognormal(mean, sigma, 600), 1, most).astype(int)
+        for mean, most in ((3.5, 128), (3, 64))
+    ]
+    pairs = np.stack(sides, axis=1)
+
+    def cost(buckets):
+        plan = Plan(pairs, buckets, packing=packing)
+        dense = attention == "dense" and packing != "none"
+        kind = {"attention": "dense" if dense else "segment", "width": 64}
+        batches = plan.batches_per_bucket
+        return sum(n * b.rows * row_cost(*b.lengths, **kind) for b, n in batches.items())
+
+    options = {"tokens_per_batch": 1024, "max_buckets": 2, "length_multiple": 32, "row_multiple": 2}
+    chosen = fit_buckets(pairs, **options, packing=packing, attention=attention, width=64)
+    assert all(each.positions <= 1024 and each.rows % 2 == 0 for each in chosen)
+    shapes = [*itertools.product((32, 64, 96, 128), (32, 64))]
+    every = [Bucket(1024 // sum(shape) // 2 * 2, shape) for shape in shapes]
+    sets = [(every[-1],)] if len(chosen) == 1 else [(each, every[-1]) for each in every[:-1]]
+    assert cost(chosen) <= 1.02 * min(map(cost, sets))

@@ -1,9 +1,11 @@
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.planning.bucket import Bucket
+from pipeline import Bucket, Plan
 from pipeline.planning.cascade import best_fit, pack
+from pipeline.report import measure_epoch
 from tests.planning.corpora import histograms
 
 
@@ -55,3 +57,31 @@ def test_rows_of_pairs_stay_where_no_longer_bucket_holds_both_sides():
     packed = pack(np.array([0, 1, 1]), [Bucket(1, (4, 10)), Bucket(1, (10, 4))], sizes=sizes)
     np.testing.assert_array_equal(packed.counts, [0, 1, 1])
     assert (packed.rows(0), packed.rows(1)) == (2, 0)
+
+
+def used_of(plan):
+    return list(measure_epoch(plan).used.values())
+
+
+@pytest.mark.parametrize("ratio", [0.8, 0.97, 1.0, 1.1])
+def test_sentence_pairs_fill_the_fuller_side_and_the_other_as_far_as_their_ratio_allows(
+    ratio, translations
+):
+    pairs = translations(ratio=ratio)
+    plan = Plan(pairs, [Bucket(16, (256, 256))], overflow="drop")
+    totals = pairs.sum(axis=0)
+    fuller, fills = int(totals.argmax()), used_of(plan)
+    assert fills[fuller] >= 0.97
+    assert fills[1 - fuller] >= totals.min() / totals.max() - 0.02
+    # And much better than that: within one point, empty rows of the last batch included.
+    assert 1 - plan.padding >= totals.sum() / (2 * totals.max()) - 0.01
+
+
+def test_long_pairs_that_are_all_of_different_sizes_are_packed_as_well():
+    rng = np.random.default_rng(0)
+    inputs = np.clip(rng.lognormal(6, 1, 5000), 1, 8192)
+    pairs = np.stack([inputs, np.clip(inputs * np.exp(rng.normal(0, 0.3, 5000)), 1, 8192)], 1)
+    assert max(used_of(Plan(pairs.astype(int), [Bucket(1, (8192, 8192))]))) >= 0.98
+    # Of other ratios and shapes, too: no candidate is left standing that fits nowhere.
+    pairs = rng.integers(1, 8192, (8000, 2))
+    assert min(used_of(Plan(pairs, [Bucket(1, (16384, 16384))]))) >= 0.97

@@ -1,12 +1,10 @@
 """Plans and buckets of examples with any number of named lengths."""
 
-import json
-
 import numpy as np
 import pytest
 
-from pipeline import Bucket, Pairs, Plan, fit_buckets
-from pipeline.loading.state import StateKey, differences
+from pipeline import Bucket, Plan, fit_buckets
+from pipeline.loading.state import StateKey
 from pipeline.planning.figures import count_losses
 from pipeline.planning.vectors import best_fit_vectors
 from tests.properties.accounts import batches_of
@@ -43,34 +41,17 @@ def test_a_plan_of_three_sides_by_hand():
     ]
     assert plan.num_tokens == 20 + 32 / 2
     assert plan.padding == pytest.approx(1 - 36 / (4 * 8 + 4 * 16 / 2))
-    table = str(plan).splitlines()
-    assert table[0].split() == ["bucket", "batches", "rows", *NAMES]
-    assert table[1].split() == ["2x8/16/3", "2", "3", "62.50%", "50.00%", "41.67%"]
+    head, line, *_ = str(plan).splitlines()
+    assert head.split() == ["bucket", "batches", "rows", *NAMES]
+    assert line.split() == ["2x8/16/3", "2", "3", "62.50%", "50.00%", "41.67%"]
     assert count_losses(plan.stages[-1])["empty"] == 1
 
 
-def test_a_bucket_names_its_sides_and_json_returns_it_unchanged():
-    assert repr(PICTURES) == ("Bucket(rows=2, length={'inputs': 8, 'patches': 16, 'images': 3})")
-    assert Bucket(*json.loads(json.dumps(PICTURES.as_json))) == eval(repr(PICTURES)) == PICTURES
+def test_a_bucket_names_its_sides():
+    assert eval(repr(PICTURES)) == PICTURES
     assert Bucket(4, {"inputs": 8}) == Bucket(4, 8)
     assert Bucket(4, {"inputs": 8, "targets": 6}) == Bucket(4, (8, 6))
     assert Bucket(4, {"patches": 8}) != Bucket(4, 8)
-    assert [f"{each}" for each in (Bucket(4, 8), Bucket(4, (8, 6)), PICTURES)] == [
-        "4x8",
-        "4x8/6",
-        "2x8/16/3",
-    ]
-
-
-def test_options_by_side_are_replayed_from_json():
-    lengths = draw_pictures(50)
-    bucket = Bucket(2, {"inputs": 640, "patches": 800, "images": 8})
-    plan = Plan(lengths, [bucket], align={"patches": 4}, cost=FREE).after(3, align={"inputs": 8})
-    again = Plan.replay(lengths, json.loads(json.dumps(plan.changes)))
-    assert again.fingerprint == plan.fingerprint
-    assert (again.options.align, again.options.cost) == ((8, 1, 1), (1, 0.5, 0))
-    fewer = Plan.replay({name: each[:50] for name, each in lengths.items()}, plan.changes)
-    assert fewer.batch(7).digest == plan.batch(7).digest
 
 
 def test_more_than_two_lengths_have_names():
@@ -92,9 +73,6 @@ def test_buckets_have_the_ratio_of_the_data_and_room_for_what_costs_nothing():
     )
     assert min(filled) > 0.9
     assert 0.6 < images < 0.85
-    longest = [-(-each.max() // 16) * 16 for each in lengths.values()]
-    rows = Plan(lengths, [Bucket(8, dict(zip(NAMES, longest, strict=True)))], cost=FREE)
-    assert plan.padding < rows.padding / 5
 
 
 def test_unlike_sides_are_mixed_by_the_one_that_carries_the_loss():
@@ -102,23 +80,17 @@ def test_unlike_sides_are_mixed_by_the_one_that_carries_the_loss():
     more = {"inputs": [8] * 40, "patches": [16] * 40}
     buckets = [Bucket(2, {"inputs": 16, "patches": 32})]
     plan = Plan({"few": sides, "many": more}, buckets, weights={"few": 1, "many": 1})
-    inputs = np.zeros(2)
-    for step in range(60):
-        segments = plan.batch(step).segments
-        inputs += np.bincount(segments[:, 1] // 40, segments[:, 3], 2)
+    segments = np.concatenate([plan.batch(step).segments for step in range(60)])
+    inputs = np.bincount(segments[:, 1] // 40, segments[:, 3])
     assert inputs[0] == pytest.approx(inputs[1], rel=0.05)
-    assert "of tokens" in str(plan)
 
 
 def test_a_plan_knows_the_names_of_its_sides():
-    sides = {"inputs": [5, 3], "patches": [8, 4]}
-    plan = Plan(sides, [Bucket(2, {"inputs": 8, "patches": 16})])
-    frames = {"inputs": [5, 3], "frames": [8, 4]}
-    other = Plan(frames, [Bucket(2, {"inputs": 8, "frames": 16})])
-    assert differences(plan.identity, other.identity) == [
-        "sides was ['inputs', 'patches'] and is now ['inputs', 'frames']"
-    ]
-    with pytest.raises(ValueError, match="sides was"):
+    plan, other = (
+        Plan({"inputs": [5, 3], name: [8, 4]}, [Bucket(2, {"inputs": 8, name: 16})])
+        for name in ("patches", "frames")
+    )
+    with pytest.raises(ValueError, match=r"sides was .*'patches'\] and is now .*'frames'\]"):
         StateKey(other).resume(StateKey(plan).state(0))
 
 
@@ -143,12 +115,3 @@ def test_rows_of_four_sides_are_near_the_bound():
         numbers, times = np.transpose(pattern.pieces)
         assert (times @ sizes[numbers] <= 6000).all()
     assert sum(p.rows for p in found) <= 1.03 * sizes.sum(axis=0).max() / 6000
-
-
-def test_a_pair_without_targets_is_in_no_batch(tmp_path):
-    pairs = Pairs.from_arrays([[1, 2, 3], [4, 5]], [[0, 7], [0]], tmp_path)
-    assert pairs.lengths.tolist() == [[3, 1], [0, 0]]
-    assert pairs[1]["inputs"].tolist() == [4, 5]
-    assert [row[1] for row in Plan(pairs, [Bucket(1, (8, 8))]).batch(0).segments.tolist()] == [0]
-    # In an array of lengths, whoever makes it decides.
-    assert len(Plan([[3, 1], [2, 0]], [Bucket(1, (8, 8))]).batch(0).segments) == 2

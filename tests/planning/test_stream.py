@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from pipeline import Bucket, Plan
-from pipeline.loading.state import StateKey
 from pipeline.planning import stage
 from pipeline.planning.assembly import Assembly
 from pipeline.planning.cache import WindowCache
@@ -85,18 +84,14 @@ def test_the_next_window_is_filled_in_the_background(fills):
     assert {(0, place) for place in range(10)} <= {each[1:] for each in fills}
 
 
-def test_threads_sort_a_block_of_tiers_once(monkeypatch):
-    blocks, assemble = [], Assembly._assemble
-
-    def noting(self, *given):
-        blocks.append(given[0])
-        return assemble(self, *given)
-
-    monkeypatch.setattr(Assembly, "_assemble", noting)
-    plan = Plan(ANY, [Bucket(2, 32)], tiers=8)
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+def test_threads_sort_a_block_of_tiers_once():
+    plan, assemble = Plan(ANY, [Bucket(2, 32)], tiers=8), Assembly._assemble
+    with (
+        mock.patch.object(Assembly, "_assemble", autospec=True, side_effect=assemble) as noted,
+        concurrent.futures.ThreadPoolExecutor(8) as pool,
+    ):
         list(pool.map(plan.batch, [*range(8)] * 8))
-    assert blocks == [range(8)]
+    assert noted.call_count == 1
 
 
 def test_windows_of_old_stages_are_forgotten(monkeypatch):
@@ -110,24 +105,13 @@ def test_windows_of_old_stages_are_forgotten(monkeypatch):
     assert len(cache._entries) < 20  # of nine stages with two passes each
 
 
-def test_a_name_cannot_imitate_what_differs():
-    def key(**lengths):
-        corpora = {"x;lengths of y=1": ANY, **lengths}
-        return StateKey(Plan(corpora, [Bucket(4, 32)], weights=dict.fromkeys(corpora, 1)))
-
-    with pytest.raises(ValueError, match=r"lengths of y was .* and is now"):
-        key(y=EQUAL + 1).resume(key(y=EQUAL).state(3))
-
-
 def test_small_shares_are_not_starved_by_many_intervals():
     # Forty corpora end what is left of their epochs at forty different steps.
     corpora = {f"c{n}": ANY[: 100 + 7 * n] for n in range(40)} | {"small": EQUAL}
     weights = {name: 0.02 if name == "small" else 1 for name in corpora}
     plan = Plan(corpora, [Bucket(4, 32)], weights=weights).after(50, seed=2)
     rows = plan.stages[1].schedule.taken(2000).rows[0]
-    due = 2000 * 4 * 0.02 / 40.02
-    assert len({plan.stages[1].schedule._reach(step)[1].start for step in range(50, 2000)}) > 20
-    assert abs(int(rows[-1]) - due) < 2
+    assert abs(int(rows[-1]) - 2000 * 4 * 0.02 / 40.02) < 2
 
 
 def test_windows_of_what_is_left_are_in_the_identity():
@@ -176,36 +160,32 @@ def test_where_no_thread_can_start_windows_are_made_when_they_are_needed(monkeyp
     assert digests(Plan(ANY, [Bucket(8, 32)], window=50), range(40)) == expected
 
 
+BOTH = {"lengths": {"a": EQUAL, "b": ANY}, "weights": {"a": 1, "b": 1}}
+
+
 @pytest.mark.parametrize("options", [{}, {"tiers": 4}])
 def test_a_batch_that_is_changed_changes_no_other(options):
-    mixture = Plan({"a": EQUAL, "b": ANY}, [Bucket(8, 32)], weights={"a": 1, "b": 1}, **options)
+    mixture = Plan(**BOTH, buckets=[Bucket(8, 32)], **options)
     before = mixture.batch(1)
+    expected = before.digest
     for step in range(8):
         batch = mixture.batch(step)
         batch.segments[:], batch.epochs[:] = -1, -1
         batch.sources["a"] = 0
-    after = mixture.batch(1)
-    np.testing.assert_array_equal(after.segments, before.segments)
-    np.testing.assert_array_equal(after.epochs, before.epochs)
-    assert after.sources == before.sources
-    assert after != before  # batches are compared by their digests
-
-
-BOTH = {"a": EQUAL, "b": ANY}
+    assert mixture.batch(1).digest == expected
+    assert mixture.batch(1).sources == before.sources
 
 
 @pytest.mark.parametrize("options", [{}, {"tiers": 4}])
 def test_a_plan_that_is_dropped_is_freed_at_once(options):
-    plan = Plan(BOTH, [Bucket(8, 32)], weights={"a": 1, "b": 1}, **options)
+    plan = Plan(**BOTH, buckets=[Bucket(8, 32)], **options)
     later = plan.after(60, seed=2)
-    for step in range(90):
-        plan.batch(step)
-        later.batch(step)
+    digests(plan, range(90)), digests(later, range(90))
     parts = [part for each in (*plan.stages, *later.stages) for part in (each, each.assembly)]
     kept = [weakref.ref(part) for part in (*parts, plan.stages[0].streams[0])]
     gc.disable()
     try:
         del plan, later, parts
-        assert [each() for each in kept if each() is not None] == []
+        assert not any(each() for each in kept)
     finally:
         gc.enable()

@@ -38,10 +38,6 @@ def test_the_last_rows_have_the_fewest_empty_rows_and_then_the_fewest_batches(ro
 
 KINDS = {
     "plain": {},
-    "windows": {"window": 50},
-    "in order": {"shuffle": False},
-    "tiers": {"tiers": 3},
-    "aligned": {"align": 8},
     "pairs": {"data": (PAIRS, (Bucket(8, (64, 32)),), (Bucket(8, (64, 32)), Bucket(2, (64, 32))))},
     "all": {"window": 50, "tiers": 4, "align": 16, "max_segments": 4},
 }
@@ -72,20 +68,3 @@ def test_without_tails_nothing_is_changed_and_with_them_the_whole_batches_of_one
     steps = LENGTHS.sum() // (16 * 64)
     every = digests(plain, range(plain.num_batches()))
     assert len({*every} & {*digests(tailed, range(steps))}) >= steps - 1
-    assert plain.fingerprint != tailed.fingerprint
-    assert Plan(LENGTHS, tailed.buckets).fingerprint == tailed.fingerprint
-
-
-def test_optimal_packing_has_the_same_search_with_tails(tmp_path):
-    pytest.importorskip("scipy")
-    plain, tailed = (Plan(LENGTHS, each, packing="optimal") for each in (PLAIN, TAILED))
-    patterns = [each.identity["patterns"] for each in (plain, tailed)]
-    assert patterns[0] == patterns[1]
-    assert tailed.padding <= plain.padding
-
-
-def test_a_tail_that_only_the_rest_of_an_epoch_has_is_a_bucket_of_the_plan():
-    three, two, one = (Bucket(rows, 16) for rows in (3, 2, 1))
-    plan = Plan([16] * 6, [two], shuffle=False).after(1, buckets=[three, one])
-    assert [plan.batch(step).bucket for step in range(5)] == [two, three, one, three, three]
-    assert set(plan.buckets) == {three, two, one}

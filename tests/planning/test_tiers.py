@@ -1,4 +1,4 @@
-"""Tiers: what a block of steps has, and how evenly its rows cost."""
+"""Tiers and hosts: what a block of steps has, and how evenly its rows cost."""
 
 import itertools
 
@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from pipeline import Bucket, Plan
-from pipeline.report import measure_epoch
-from pipeline.report.findings import about_tiers
+from pipeline.planning.balance import balance
 from tests.planning.corpora import costs_of, lognormal
 
 LENGTHS = lognormal(900, 3, 1.2, most=256)
@@ -17,8 +16,6 @@ KINDS = {
     "one bucket": (LENGTHS, ONE, {}),
     "two buckets": (LENGTHS, TWO, {}),
     "tails": (LENGTHS, [*TWO, Bucket(2, 256), Bucket(1, 256)], {"window": 300}),
-    "windows": (LENGTHS, TWO, {"window": 100}),
-    "in order": (LENGTHS, ONE, {"shuffle": False}),
     "a mixture": ({"a": LENGTHS[:300], "b": LENGTHS[300:]}, TWO, {"weights": {"a": 1, "b": 2}}),
     "pairs": (PAIRS, [Bucket(4, (256, 128))], {}),
 }
@@ -56,11 +53,6 @@ def test_rows_of_a_batch_cost_no_less_than_all_rows_of_a_cheaper_one():
     assert len(places) > 1  # the costliest one of a block is not always at the same place
 
 
-def test_rows_that_cost_the_same_need_no_tiers():
-    (text,) = about_tiers(measure_epoch(Plan([256] * 400, [Bucket(8, 256)])))
-    assert "steps of 8 groups of rows take 1.000 times the least time" in text
-
-
 def test_a_plan_changes_between_blocks():
     plan = Plan(LENGTHS[:120], [Bucket(2, 256)], tiers=8)
     with pytest.raises(ValueError, match=r"step is 5, in the middle of .* 0 to 7.* at step 8"):
@@ -71,3 +63,22 @@ def test_a_plan_changes_between_blocks():
     lengths, buckets, options = KINDS["a mixture"]
     with pytest.raises(ValueError, match="change the plan at step 8"):
         Plan(lengths, buckets, tiers=8, **options).after(5, weights={"a": 3, "b": 1})
+
+
+def test_empty_rows_are_spread_over_the_batch():
+    _, places = balance(np.array([9, 9, 9, 9]), total=8)
+    assert np.bincount(places // 4).tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("kind", ["one", "pairs"])
+def test_hosts_get_even_attention_work_in_real_batches(kind, translations):
+    if kind == "pairs":
+        plan = Plan(translations(20_000), [Bucket(64, (128, 128))], overflow="drop")
+    else:
+        plan = Plan(lognormal(20_000, 4, 1, most=512), [Bucket(64, 512)])
+    for cost in (costs_of(plan.batch(step)) for step in range(5)):
+        for hosts in (2, 4, 8):
+            share = cost.reshape(hosts, -1).sum(axis=1)
+            random = np.sort(cost)[::-1].reshape(hosts, -1).sum(axis=1)
+            assert share.max() / share.mean() < 1.15
+            assert share.max() < random.max()

@@ -1,6 +1,6 @@
 import dataclasses
 import datetime
-import json
+import re
 
 import numpy as np
 import pytest
@@ -20,6 +20,19 @@ from pipeline.report import (
 from pipeline.report.figures import measure_side
 from pipeline.report.findings import find_ours, findings
 from pipeline.report.strategies import compare_plans
+
+
+@pytest.fixture(scope="module")
+def options():
+    """Of a narrow model: attention weighs so much that several buckets are worth it."""
+    planning = {"tokens_per_batch": 512, "max_length": 64, "length_multiple": 8, "row_multiple": 4}
+    return Options(planning | {"width": 4})
+
+
+@pytest.fixture(scope="module")
+def figures(corpus, options):
+    """What the report measures of the corpus with these options."""
+    return measure(from_corpus(corpus, "the corpus"), options)
 
 
 class Counted:
@@ -88,8 +101,7 @@ def test_every_figure_of_lockstep_is_a_count_over_the_real_batches(
     assert numbers == sorted(set(numbers))
 
 
-def test_buckets_that_are_given_are_compared_with_fitted_ones(figures, options):
-    assert find_ours(figures).batches == figures.plan.batches
+def test_buckets_that_are_given_are_compared_with_fitted_ones(options):
     buckets = (Bucket(3, 50), Bucket(1, 100))
     lengths = np.random.default_rng(0).integers(1, 90, 300)
     seen = measure(from_lengths("lengths", lengths), options.replace(buckets=buckets))
@@ -122,20 +134,23 @@ def test_only_the_first_batches_of_a_long_epoch_are_walked(monkeypatch):
     assert walked == [0, 1, 2]
 
 
+def html(figures):
+    command = "lockstep report 'the corpus' --html page.html"
+    return format_page(figures, command=command, date=datetime.date(2026, 1, 2))
+
+
 def test_what_overflows_is_told():
     lengths = np.array([10, 20, 30, 0])
-    for overflow, lost, said in (
-        ("split", 0, "split: 2 examples longer than 16, 0 positions lost"),
-        ("truncate", 18, "truncated: 2 examples longer than 16, 18 positions lost"),
-        ("drop", 50, "dropped: 2 examples longer than 16, 50 positions lost"),
+    for overflow, said in (
+        ("split", "split: 2 examples longer than 16, 0 positions lost"),
+        ("truncate", "truncated: 2 examples longer than 16, 18 positions lost"),
+        ("drop", "dropped: 2 examples longer than 16, 50 positions lost"),
     ):
         options = {"tokens_per_batch": 64, "max_length": 16, "length_multiple": 16}
-        dataset = from_lengths("lengths", lengths)
-        seen = measure(dataset, Options({**options, "overflow": overflow}))
-        assert seen.plan.losses["lost"] == lost
+        seen = measure(from_lengths("all", lengths), Options({**options, "overflow": overflow}))
         for text in (said, "left out: 1 example with nothing to train on"):
             assert text in format_text(seen)
-            assert text in format_page(seen, command="", date=datetime.date(2026, 1, 2))
+            assert text in html(seen)
 
 
 def test_in_pairs_targets_also_attend_to_inputs():
@@ -145,28 +160,14 @@ def test_in_pairs_targets_also_attend_to_inputs():
     assert ours.work == pytest.approx({kind: (56 + n / 6) / 48 for kind, n in scores.items()})
 
 
-def test_the_report_is_plain_json(figures):
-    seen = json.loads(json.dumps(dataclasses.asdict(figures)))
-    names = [each["name"] for each in seen["strategies"]]
-    assert len(set(names)) == len(names)
-    work = [each["work"]["dense"] for each in seen["strategies"]]
-    assert work == sorted(work, reverse=True)
-    assert all(0 <= each["padding"] < 1 for each in seen["strategies"])
-
-
 def test_pairs_are_compared_with_sorted_batches_and_a_budget_of_tokens(monkeypatch):
     monkeypatch.setattr("pipeline.report.strategies.BUCKETS", (1,))  # fitting more takes long
     inputs = np.random.default_rng(0).lognormal(3, 0.5, 500).astype(int) + 1
     pairs = from_lengths("pairs", np.stack([inputs, inputs * 9 // 10 + 1], axis=1))
     seen = measure(pairs, Options({"tokens_per_batch": 4096}))
-    padding = {each.name: each.padding for each in seen.strategies if each.packing is None}
-    assert list(padding) == [
-        "padded to the longest of all",
-        "padded to the batch's longest",
-        "sorted windows",
-        "token budget, read-ahead",
-    ]
-    assert list(padding.values()) == sorted(padding.values(), reverse=True)
+    padding = [each.padding for each in seen.strategies if each.packing is None]
+    assert len(padding) == 4
+    assert padding == sorted(padding, reverse=True)
     (said,) = [text for text in findings(seen) if "other ways" in text]
     assert 'than "token budget, read-ahead", which needs the least of the 4 other ways' in said
 
@@ -192,13 +193,14 @@ def test_a_run_is_told_what_it_trains_with_and_measured_with_its_own_model(corpu
     real = Counted(corpus, plan)
     work = (real.positions + real.squares / (6 * 16)) / sum(real.tokens)
     assert find_ours(seen).work["segment"] == pytest.approx(work)
-    assert "The run trains with 1 bucket of rows x positions: 4x64." in " ".join(findings(seen))
     # A run of another loop has stored no config; buckets that changed have a budget of their own.
-    assert from_run(corpus, "run", plan, {}).options["tokens_per_batch"] == 256
     later = plan.after(3, buckets=[Bucket(8, 64)])
-    assert from_run(corpus, "run", later, batches).options["tokens_per_batch"] == 512
-    given = from_run(corpus, "run", plan, batches | {"buckets": [[4, 64]]})
-    assert given.options["tokens_per_batch"] == 256
+    for now, stored, tokens in (
+        (plan, {}, 256),
+        (later, batches, 512),
+        (plan, batches | {"buckets": [[4, 64]]}, 256),
+    ):
+        assert from_run(corpus, "run", now, stored).options["tokens_per_batch"] == tokens
 
 
 @pytest.mark.parametrize("change", [{"max_segments": 1}, {"exclude": range(0, 200, 2)}])
@@ -209,3 +211,32 @@ def test_a_run_has_the_same_padding_in_its_plan_and_beside_other_ways(corpus, ch
     ours = find_ours(figures)
     assert ours.padding == pytest.approx(figures.plan.padding)
     assert ours.batches == figures.plan.batches
+
+
+def test_the_page_needs_no_network_and_no_script_and_has_one_style(figures):
+    text = html(dataclasses.replace(figures, name="<b>&</b>"))
+    assert "<h1>&lt;b&gt;&amp;&lt;/b&gt;</h1>" in text
+    assert "report &#x27;the corpus&#x27; --html page.html" in text
+    assert "2026-01-02" in text
+    assert not re.search(r"""<script|http|(src|href)\s*=\s*["'](?!data:,|#)|url\((?!#)""", text)
+    for each in figures.strategies:
+        assert each.name.replace("'", "&#x27;") in text
+    (chart,) = re.findall(r"<svg.*?</svg>", text, re.S)
+    assert not re.search(r"<text[^>]*fill", chart)  # so the page's style decides
+
+
+def test_bars_are_as_long_as_the_work_that_they_show(figures):
+    text = html(figures)
+    least = min(each.work["dense"] for each in figures.strategies)
+    bars = re.findall(r'<div class="bar">(.*?)</div>', text)
+    assert len(bars) == len(figures.strategies)
+    for bar, each in zip(bars, figures.strategies, strict=True):
+        shares = [float(share) for share in re.findall(r"width:([\d.]+)%", bar)]
+        assert sum(shares) == pytest.approx(40 * each.work["dense"] / least, abs=0.03)
+        assert sum(shares[:2]) / shares[0] == pytest.approx(1 / (1 - each.padding), rel=0.01)
+
+
+def test_lengths_that_are_all_the_same_make_a_page():
+    same = from_lengths("same", np.full(512, 64))
+    text = html(measure(same, Options({"tokens_per_batch": 512, "length_multiple": 64})))
+    assert "One bucket is enough" in text

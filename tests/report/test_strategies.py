@@ -54,24 +54,21 @@ def test_a_budget_cuts_what_is_read_ahead(lengths, budget):
 few_pairs = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 30)), min_size=1, max_size=80)
 
 
-@given(few_pairs, st.integers(1, 300), st.integers(1, 40))
-def test_batches_of_pairs_are_padded_on_each_side(pairs, budget, row):
+@given(few_pairs, st.integers(1, 40))
+def test_batches_of_pairs_are_padded_on_each_side(pairs, row):
     for overflow, kept in (
         ("drop", [pair for pair in pairs if max(pair) <= row]),
         ("truncate", [tuple(np.minimum(pair, row)) for pair in pairs]),
     ):
-        options = Options({"tokens_per_batch": budget, "overflow": overflow})
         if not kept:
             continue
-        found = compare_other_pairs(np.array(pairs), options, (row, row))
-        tokens = sum(map(sum, kept))
-        longest, batch, windows, ahead = found
+        options = Options({"tokens_per_batch": 60, "overflow": overflow})
+        longest, *others = compare_other_pairs(np.array(pairs), options, (row, row))
         most = [max(side) for side in zip(*kept, strict=True)]
-        assert (1 - longest.padding) * len(kept) * sum(most) == pytest.approx(tokens)
-        assert longest.padding >= batch.padding - 1e-9
-        assert longest.batches == batch.batches == windows.batches == -(-len(kept) // 32)
-        assert {each.cut for each in found} == {0}
-        assert -(-tokens // budget) <= ahead.batches <= len(kept) or budget < 60
+        positions = len(kept) * sum(most)
+        assert (1 - longest.padding) * positions == pytest.approx(sum(map(sum, kept)))
+        assert all(longest.padding >= each.padding - 1e-9 for each in others[:2])
+        assert {longest.batches, *(each.batches for each in others[:2])} == {-(-len(kept) // 32)}
 
 
 @given(few_pairs, st.integers(1, 300))
@@ -106,8 +103,7 @@ def test_every_strategy_counts_all_tokens(lengths):
     for row in (50, 200):
         found = others(lengths, row)
         for each in found:
-            assert 0 <= each.padding < 1
-            assert each.work["dense"] >= each.work["segment"] >= 1 / (1 - each.padding)
+            assert each.work["dense"] >= each.work["segment"] >= 1 / (1 - each.padding) >= 1
         (longest, *_, run), tokens = found, sum(lengths)
         pieces, rows = sum(-(-length // row) for length in lengths), -(-tokens // row)
         assert longest.batches == -(-pieces // 32)
@@ -121,8 +117,7 @@ def test_a_few_examples_worked_by_hand():
     for each in (longest, batch, windows):
         assert (each.batches, each.padding, each.cut, each.shapes) == (2, 0, 0, 2)
     assert (run.batches, run.padding) == (1, 0)
-    for count, shapes in ((20, [1, 1, 1, 1, 1]), (64, [1, 1, 1, 2, 2])):
-        assert [each.shapes for each in others([6] * count, 8)] == shapes
+    assert [each.shapes for each in others([6] * 64, 8)] == [1, 1, 1, 2, 2]
     longest, *_ = others([6] * 40, 4)
     assert (longest.cut, longest.batches, longest.padding) == (40, 3, 0.25)
 

@@ -81,12 +81,8 @@ def test_scores_of_pairs_do_not_depend_on_where_segments_begin(pairs, tmp_path):
         pipeline.score(pairs, step, directory=tmp_path / f"{align}", align=align, **options)
         for align in (1, 8)
     )
-    assert len(one) == len(pairs)
-    options |= {"per": "segment", "reduce": "mean", "directory": tmp_path / "mean"}
-    means = pipeline.score(pairs, lambda batch: {"first": step(batch)["first"]}, **options)
-    for mean, record in zip(means["first"].to_pylist(), one["first"].to_pylist(), strict=True):
-        assert mean == (record and pytest.approx(record))
     assert one.to_pylist() == other.to_pylist()
+    options |= {"reduce": "mean"}
     inputs, targets = [[5, 6], [], [7]], [[1, 2, 3], [1, 4], [1, 9]]
     lacking = pipeline.Pairs.from_arrays(inputs, targets, tmp_path / "lacking")
     options |= {"per": "inputs", "directory": tmp_path / "inputs"}
@@ -114,17 +110,16 @@ OPTIONS = {"tokens_per_batch": 1024, "length_multiple": 16, "max_segments": 16, 
 
 def test_values_of_positions_and_segments_keep_their_shapes(corpus, tmp_path):
     scores = pipeline.score(corpus, positions_and_segments, directory=tmp_path, per=PER, **OPTIONS)
-    types = {name: str(scores.schema.field(name).type) for name in scores.column_names}
-    assert types == {
-        "token": "large_list<item: int32>",
-        "wide": "large_list<item: fixed_size_list<item: float>[2]>",
-        "segment": "fixed_size_list<item: float>[2]",
-        "even": "large_list<item: bool>",
-    }
+    assert [str(each.type) for each in scores.schema] == [
+        "large_list<item: bool>",
+        "fixed_size_list<item: float>[2]",
+        "large_list<item: int32>",
+        "large_list<item: fixed_size_list<item: float>[2]>",
+    ]
     for example, row in zip(corpus, scores.to_pylist(), strict=True):
         tokens = example["inputs"]
         if not len(tokens):
-            assert row == dict.fromkeys(types)
+            assert row == dict.fromkeys(PER)
             continue
         assert row["token"] == tokens.tolist()
         assert row["even"] == [token % 2 == 0 for token in tokens]
@@ -195,26 +190,19 @@ def interrupted(monkeypatch):
 def test_an_interrupted_call_goes_on_where_it_was(corpus, tmp_path, interrupted, monkeypatch):
     once, again = tmp_path / "once", tmp_path / "again"
     pipeline.score(corpus, ready, directory=once, **READY)
-    numbers, kills, scores = [], -1, None
+    interrupted(4, corpus, ready, directory=again, **READY)
+    flip(sorted((again / "scores.parts").glob("*.npz"))[2])  # a damaged part is made again
+    numbers, scores = [], None
     while scores is None:
         written, scores = interrupted(2, corpus, ready, directory=again, **READY)
-        numbers, kills = numbers + written, kills + 1
-    assert kills > 2
-    assert numbers == list(range(len(numbers)))  # none is written twice
+        numbers += written
+    assert len(numbers) > 4
+    assert numbers == list(range(2, len(numbers) + 2))  # from there on, none is written twice
     assert files(again) == files(once)
     assert not (again / "scores.parts").exists()
     # A further call finds all done, and runs nothing.
     monkeypatch.setattr(Parts, "write", None)
     assert pipeline.score(corpus, ready, directory=again, **READY).equals(scores)
-
-
-def test_a_damaged_part_is_made_again(corpus, tmp_path, interrupted):
-    once, again = tmp_path / "once", tmp_path / "again"
-    pipeline.score(corpus, ready, directory=once, **READY)
-    interrupted(4, corpus, ready, directory=again, **READY)
-    flip(sorted((again / "scores.parts").glob("*.npz"))[2])
-    pipeline.score(corpus, ready, directory=again, **READY)
-    assert files(again) == files(once)
 
 
 class Scale:
@@ -233,27 +221,24 @@ def test_scores_of_something_else_are_refused(corpus, tmp_path):
         options = READY | {"max_segments": 16, "state": state} | options
         return pipeline.score(given, Scale(by), directory=tmp_path, **options)
 
-    def again(**changed):
-        with pytest.raises(ValueError, match="another directory, or delete this one") as caught:
-            score(**changed)
-        return str(caught.value)
-
     first = score()
-    assert "tokens was" in again(given=pipeline.Corpora({"a": corpus, "b": corpus}))
-    assert "max_segments was 16 and is now 17" in again(max_segments=17)
-    assert "epoch was 0 and is now 1" in again(epoch=1)
-    assert "positions was continue and is now restart" in again(positions="restart")
-    reduced = "value was every int32 per position and is now sum int32 per position"
-    assert reduced in again(reduce="sum")
-    assert "state was" in again(w=4)
-    assert "step was" in again(by=3)
+    for changed, sentence in (
+        ({"given": pipeline.Corpora({"a": corpus, "b": corpus})}, "tokens was"),
+        ({"max_segments": 17}, "max_segments was 16 and is now 17"),
+        ({"epoch": 1}, "epoch was 0 and is now 1"),
+        ({"positions": "restart"}, "positions was continue and is now restart"),
+        ({"reduce": "sum"}, "value was every int32 per position and is now sum int32 per position"),
+        ({"w": 4}, "state was"),
+        ({"by": 3}, "step was"),
+    ):
+        with pytest.raises(ValueError, match=f"{sentence}.* another directory, or delete this one"):
+            score(**changed)
     # An array in the program of a function inside the step's.
-    inside = {n: jax.jit(functools.partial(jnp.multiply, np.full(1, n))) for n in (4, 5)}
-    steps = [lambda batch, f=f: {"value": f(batch["inputs"])} for f in inside.values()]
-    place = tmp_path / "inside"
-    pipeline.score(corpus, steps[0], directory=place, **READY)
+    inside = [jax.jit(functools.partial(jnp.multiply, np.full(1, n))) for n in (4, 5)]
+    steps = [lambda batch, f=f: {"value": f(batch["inputs"])} for f in inside]
+    pipeline.score(corpus, steps[0], directory=tmp_path / "inside", **READY)
     with pytest.raises(ValueError, match=r"has other scores: step was \w+ and is now \w+\. Score"):
-        pipeline.score(corpus, steps[1], directory=place, **READY)
+        pipeline.score(corpus, steps[1], directory=tmp_path / "inside", **READY)
     with messages() as said:
         assert score().equals(first)
     assert "scores.arrow has these scores already" in str(said)
@@ -265,8 +250,7 @@ def test_scores_of_something_else_are_refused(corpus, tmp_path):
     assert score()["value"].to_pylist() == values
 
 
-@pytest.mark.parametrize("make", ["touch", "mkdir"])
-@pytest.mark.parametrize("name", ["scores.arrow", "scores.json"])
+@pytest.mark.parametrize(("name", "make"), [("scores.arrow", "touch"), ("scores.json", "mkdir")])
 def test_a_file_of_somebody_else_by_the_name_of_scores_stays(corpus, name, make, tmp_path):
     getattr(tmp_path / name, make)()
     with pytest.raises(ValueError, match="score into another directory, or delete"):
@@ -279,17 +263,15 @@ def test_parts_of_two_models_never_make_one_table(corpus, content, tmp_path, int
     """Also if what says which scores they are was deleted or damaged in between."""
     options = READY | {"state": {"w": jnp.zeros(1)}, "buckets": SHORT[1:]}
     expected = pipeline.score(corpus, Scale(3), directory=tmp_path / "once", **options)
-    again = tmp_path / "again"
-    assert interrupted(2, corpus, Scale(2), directory=again, **options) == ([0, 1], None)
-    manifest = again / "scores.json"
+    options["directory"] = tmp_path / "again"
+    assert interrupted(2, corpus, Scale(2), **options) == ([0, 1], None)
+    manifest = tmp_path / "again" / "scores.json"
     if content is not None:
         manifest.write_text(content)
         with pytest.raises(ValueError, match=r"scores\.json does not describe scores"):
-            pipeline.score(corpus, Scale(3), directory=again, **options)
+            pipeline.score(corpus, Scale(3), **options)
     manifest.unlink()
-    scores = pipeline.score(corpus, Scale(3), directory=again, **options)
-    assert scores.equals(expected)
-    assert not (again / "scores.parts").exists()
+    assert pipeline.score(corpus, Scale(3), **options).equals(expected)
 
 
 def test_files_of_the_user_beside_the_scores_stay(corpus, tmp_path):
@@ -371,7 +353,6 @@ def test_a_run_scores_its_documents_with_its_latest_checkpoint(text, tmp_path):
     sums = np.sum([evaluate(state["params"], batch) for batch in batches], axis=0)
     np.testing.assert_allclose([nll.sum(), weight.sum()], sums, rtol=1e-5)
     mean, bits = sums[0] / sums[1], sums[0] / np.log(2) / corpus.text_bytes
-    assert f"{len(corpus)} documents: loss {mean:.2f}" in str(said)
     (printed,) = re.findall(r"perplexity ([\d.]+), ([\d.]+) bits per byte", str(said))
     np.testing.assert_allclose([float(n) for n in printed], [np.exp(mean), bits], rtol=1e-3)
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 import pipeline
 from pipeline import Bucket, Examples, Feature, pack, unpack
+from pipeline.errors import UserError
 from pipeline.steps import Compiled
 from pipeline.steps.compile_log import CompileLog
 
@@ -102,12 +103,8 @@ def test_records_of_rows_segments_and_pairs_come_back(tmp_path):
         return [(planned, jnp.ones(planned.bucket.shape)) for planned, _ in packed]
 
     split, dropped = ones_of("split"), ones_of("drop")
-    assert [each.sum() for each in unpack(split, examples, per="position")] == [4, 8, 2]
-    ones = [(p, jnp.ones((p.bucket.rows, 4))) for p, _ in split]
     with pytest.raises(ValueError, match="give combine="):
-        unpack(ones, examples, per="segment")
-    assert unpack(ones, examples, per="segment", combine="sum") == [1, 2, 1]
-    assert unpack(ones, examples, per="segment", combine="mean") == [1, 1, 1]
+        unpack(split, examples, per="segment")
     later = [(p, np.zeros((p.bucket.rows, 4), np.int32)) for p, _ in split]
     for planned, values in later:
         values[planned.segments[:, 0], planned.numbers] = planned.segments[:, 2] > 0
@@ -126,56 +123,40 @@ def test_records_of_rows_segments_and_pairs_come_back(tmp_path):
         assert [each.tolist() for each in back] == due
 
 
+NOTHING = Examples({"tokens": [[1, 2]], "weights": [[0, 0]]})
+
+
 @pytest.mark.parametrize(
-    ("sizes", "options", "sentence"),
+    ("examples", "options", "sentence"),
     [
-        ([3, 1, 4], {}, "1 example of 3 have length 0.* 1; remove them"),
-        ([3, 90], {}, "example 1 has 89 positions, longer than the longest bucket's 8"),
-        ([3, 4], {"buckets": [Bucket(2, 8), Bucket(2, 8)]}, "length must descend by rows"),
-        ([3, 4], {"max_segments": None}, "reward have a column for each segment.*max_segments="),
-        ([3, 4], {"features": ["rewards"]}, "no feature 'rewards'; did you mean 'reward'"),
-        ([3, 4], {"align": 3}, "align"),
+        (make([3, 1, 4]), {}, "1 example of 3 have length 0.* 1; remove them"),
+        (make([3, 90]), {}, "example 1 has 89 positions, longer than the longest bucket's 8"),
+        (make([3]), {"buckets": [Bucket(2, 8), Bucket(2, 8)]}, "length must descend by rows"),
+        (make([3]), {"max_segments": None}, "reward have a column for each segment.*max_segments="),
+        (make([3]), {"features": ["rewards"]}, "no feature 'rewards'; did you mean 'reward'"),
+        (NOTHING, {}, "has a position that carries loss"),
+        ([[1, 2]], {}, r"make pipeline\.Examples of arrays"),
     ],
 )
-def test_an_update_that_cannot_be_packed_is_refused(sizes, options, sentence):
-    options = {"buckets": [Bucket(2, 8)], "max_segments": 4, **options}
-    buckets = options.pop("buckets")
-    with pytest.raises(ValueError, match=sentence):
-        pack(make(sizes), buckets, **options)
+def test_an_update_that_cannot_be_packed_is_refused(examples, options, sentence):
+    with pytest.raises(UserError, match=sentence):
+        pack(examples, **{"buckets": [Bucket(2, 8)], "max_segments": 4, **options})
 
 
-def test_an_update_without_loss_and_values_of_a_wrong_shape_are_refused():
-    nothing = Examples({"tokens": [[1, 2]], "weights": [[0, 0]]})
-    with pytest.raises(ValueError, match="has a position that carries loss"):
-        pack(nothing, [Bucket(1, 8)])
-    with pytest.raises(TypeError, match=r"make pipeline\.Examples of arrays"):
-        pack([[1, 2]], [Bucket(1, 8)])
+def test_values_of_a_wrong_shape_are_refused():
     examples = make([5, 9, 3])
     (planned, batch), *_ = pack(examples, [Bucket(4, 16)], max_segments=4)
-    for values, per, sentence in (
-        (batch["inputs"][:, :5], "position", "shape .4, 5., and per='position' needs 16 pos"),
-        (batch["inputs"][:, :0], "segment", "needs"),
-        (batch["inputs"][:, 0], "row", "hold up to"),
-        (batch["inputs"], "token", "per of values is 'token'; it must be one of position"),
-        (batch["inputs"], "targets", "per of values is 'targets'; it must be one of"),
-        (
-            batch["inputs"],
-            {"nll": "position"},
-            "per has nll, and the step returns values; give per=",
-        ),
-    ):
-        with pytest.raises(ValueError, match=sentence):
-            unpack([(planned, values)], examples, per=per)
-    both = {"nll": batch["inputs"], "z": batch["inputs"]}
+    values = batch["inputs"]
+    both = {"nll": values, "z": values}
     for results, per, sentence in (
-        ([both], {"nll": "position"}, "per has nll, and the step returns nll, z; give per= for"),
-        ([both], {**dict.fromkeys("zy", "row"), "nll": "position"}, "per has z, y, nll, and"),
-        ([both, {"nll": both["z"]}], "position", "result 1 has nll, and the first one nll, z; "),
-        ([both, both["z"]], "position", "result 1 has values, and the first one nll, z; give"),
+        ([values[:, :5]], "position", "shape .4, 5., and per='position' needs 16 pos"),
+        ([values[:, 0]], "row", "hold up to"),
+        ([values], "token", "per of values is 'token'; it must be one of position"),
+        ([both], {"nll": "position"}, "per has nll, and the step returns nll, z"),
+        ([both, values], "position", "result 1 has values, and the first one nll, z"),
+        ([], "position", "results are empty"),
     ):
         with pytest.raises(ValueError, match=sentence):
             unpack([(planned, each) for each in results], examples, per=per)
-    with pytest.raises(ValueError, match="results are empty"):
-        unpack([], examples, per="position")
     with pytest.raises(ValueError, match="results are for example 2, and there are 2"):
-        unpack([(planned, batch["inputs"])], pipeline.Examples([[1, 2]] * 2), per="position")
+        unpack([(planned, values)], pipeline.Examples([[1, 2]] * 2), per="position")

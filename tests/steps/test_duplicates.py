@@ -1,32 +1,23 @@
 import numpy as np
-import pytest
 
 import pipeline
-from pipeline.cli.check import check_duplicates
 from pipeline.corpus import interface
 from pipeline.corpus.tasks import INPUTS
+from tests.properties.accounts import batches_of
 
 EXAMPLES = [[1, 5, 2], [1, 5], [1, 5, 2], [1], [1], [5, 2], [1, 6, 2], [1, 5, 2], [1, 5]]
 
 
-@pytest.fixture
-def corpus(tmp_path):
-    return pipeline.Corpus.from_arrays(EXAMPLES, tmp_path / "corpus")
-
-
-def test_later_copies_are_found_and_left_out_of_a_plan(corpus, monkeypatch):
+def test_later_copies_are_found_and_left_out_of_a_plan(tmp_path):
+    corpus = pipeline.Corpus.from_arrays(EXAMPLES, tmp_path)
     assert pipeline.corpus.duplicates(corpus).tolist() == [2, 7, 8]  # not 4, which is in no batch
+    plan = pipeline.Plan(corpus, [pipeline.Bucket(1, 4)], exclude=pipeline.corpus.duplicates)
+    seen = np.concatenate([batch.segments[:, 1] for batch in batches_of(plan)])
+    assert sorted(seen) == [0, 1, 5, 6]
+
+
+def test_random_examples_have_the_copies_that_a_dict_finds(tmp_path, monkeypatch):
     monkeypatch.setattr(interface, "TOGETHER", 3)  # blocks of one or two examples
-    assert pipeline.corpus.duplicates(corpus).tolist() == [2, 7, 8]
-    buckets = [pipeline.Bucket(rows=1, length=4)]
-    for chosen in (pipeline.corpus.duplicates, pipeline.corpus.duplicates(corpus)):
-        plan = pipeline.Plan(corpus, buckets, exclude=chosen)
-        batches = [plan.batch(step) for step in range(plan.num_batches())]
-        seen = sorted(example for batch in batches for example in batch.segments[:, 1].tolist())
-        assert seen == [0, 1, 5, 6]
-
-
-def test_random_examples_have_the_copies_that_a_dict_finds(tmp_path):
     rng = np.random.default_rng(0)
     examples = [rng.integers(0, 3, rng.integers(2, 6)).tolist() for _ in range(400)]
     corpus = pipeline.Corpus.from_arrays(examples, tmp_path)
@@ -54,15 +45,7 @@ def test_copies_are_found_across_corpora_and_beneath_views(tmp_path):
     )
     both = pipeline.Corpora({"one": one, "other": other})
     assert pipeline.corpus.duplicates(both).tolist() == [2, 5, 6]
-    view = pipeline.Masked(one, mask_id=8)
-    assert pipeline.corpus.duplicates(view).tolist() == [2]
-    views = pipeline.Corpora({"one": view, "other": pipeline.Masked(other, mask_id=8)})
+    views = pipeline.Corpora({
+        "one": pipeline.Masked(one, mask_id=8), "other": pipeline.Masked(other, mask_id=8)
+    })  # fmt: skip
     assert pipeline.corpus.duplicates(views).tolist() == [2, 5, 6]
-
-
-def test_check_counts_copies(corpus, tmp_path):
-    told: list[str] = []
-    check_duplicates(corpus, told.append)
-    assert told[0].startswith("duplicates: 3 of 9 examples, exact copies of earlier ones; ")
-    check_duplicates(pipeline.Corpus.from_arrays([[1, 2]], tmp_path / "none"), told.append)
-    assert told[1] == "duplicates: 0 of 1 example, exact copies of earlier ones"

@@ -12,7 +12,6 @@ from pipeline import Bucket, Examples
 from pipeline.loading import cu_seqlens, segment_starts, targets_ahead
 from pipeline.steps import (
     Compiled,
-    accumulate,
     make_eval_step,
     make_score_step,
     make_train_step,
@@ -56,21 +55,6 @@ def train(loader, batch, microbatches=2, spec=(), **options):
     return state["params"], values
 
 
-def accumulated(loader, batch):
-    optimizer = accumulate(optax.sgd(1.0), batches=2)
-    table = make_table(loader)
-    state = optimizer.init(table)
-
-    @jax.jit
-    def update(table, state, batch):
-        (_, weight), gradients = jax.value_and_grad(loss, has_aux=True)(table, batch)
-        return optimizer.update(gradients, state, table, weight=weight)
-
-    for _ in range(2):
-        change, state = update(table, state, batch)
-    return change
-
-
 def of_fields(loader, batch):
     """The functions of batches, in one program."""
 
@@ -109,7 +93,6 @@ FUNCTIONS = {
         *given, loss_scale=4.0, accumulated=2
     ),
     "sharded parameters": lambda *given: train(*given, spec=("data",)),
-    "accumulate": accumulated,
     "functions of fields": of_fields,
     "functions of groups": lambda loader, batch: of_groups(batch),
 }

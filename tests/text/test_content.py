@@ -3,7 +3,6 @@
 import bz2
 import gzip
 import io
-import json
 import lzma
 import sys
 import tarfile
@@ -72,7 +71,6 @@ READ = {
     "gzip, two members and zeros": gzip.compress(TEXT[:HALF])
     + gzip.compress(TEXT[HALF:])
     + bytes(9),
-    "gzip twice": gzip.compress(gzip.compress(TEXT)),
     "gzip three times": gzip.compress(gzip.compress(gzip.compress(TEXT))),
     "zstd": zstd(TEXT),
     "zstd, frames": zstd(TEXT[:HALF]) + SKIPPED_FRAME + zstd(TEXT[HALF:]),
@@ -86,7 +84,6 @@ READ = {
     "lz4": lz4(TEXT),
     "zip": zipped(**{"../../a.txt": TEXT}),
     "zip of macOS": zipped(**{"d/": b"", "d/a.txt": TEXT, "__MACOSX/._a.txt": b"\0"}),
-    "mark": MARK + TEXT,
     "marks where files were joined": MARK + TEXT[:HALF] + MARK + TEXT[HALF:],
     "mark in gzip": gzip.compress(MARK + TEXT),
     "UTF-16": TEXT.decode().encode("utf-16"),
@@ -130,23 +127,10 @@ def test_zstd_may_have_any_window(window, tmp_path, monkeypatch):
 def test_marks_of_the_byte_order_are_removed_and_nul_bytes_refused(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" * 2 + b"one\n\xef\xbb\xbftwo\n")
     assert [each["text"] for each in TextFiles(tmp_path / "a.txt")] == ["one", "two"]
-    for name, content in (("short.txt", b"one\n"), ("long.txt", b"one\n" * 500)):
-        (tmp_path / name).write_bytes(content + bytes(50))
+    for content in (b"one\n", b"one\n" * 500):
+        (tmp_path / "a.txt").write_bytes(content + bytes(50))
         with pytest.raises(ValueError, match=r"\.txt, line \d+ .*: it has NUL bytes, as a crash"):
-            list(TextFiles(tmp_path / name))
-
-
-def test_a_file_that_needs_a_dictionary_says_so(tmp_path):
-    zstandard = pytest.importorskip("zstandard")
-    known = zstandard.train_dictionary(
-        1 << 10, [b"%d is the number %d" % (n, n) for n in range(999)]
-    )
-    path = tmp_path / "a.txt.zst"
-    path.write_bytes(zstandard.ZstdCompressor(dict_data=known).compress(TEXT))
-    with pytest.raises(
-        ValueError, match=r"a\.txt\.zst was compressed with a dictionary; unpack it"
-    ):
-        list(TextFiles(path))
+            list(TextFiles(tmp_path / "a.txt"))
 
 
 TABLE = pa.table({"text": ["a"]})
@@ -154,8 +138,8 @@ REFUSED = {
     "a Git LFS pointer; run git lfs pull": (
         b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
     ),
-    "a git-annex pointer; run git annex get": b"/annex/objects/SHA256E-s3--ab.txt\n",
     "Parquet; name it .parquet": saved(lambda file: parquet.write_table(TABLE, file)),
+    "a git-annex pointer; run git annex get": b"/annex/objects/SHA256E-s3--ab.txt\n",
     "an Arrow file; name it .arrow": saved(lambda file: feather.write_feather(TABLE, file)),
     "an Arrow stream; name it .arrow": saved(
         lambda file: pa.ipc.new_stream(file, TABLE.schema).write_table(TABLE)
@@ -220,11 +204,3 @@ def test_a_bomb_ends_at_a_limit_that_is_said(pack, tmp_path, monkeypatch):
         list(TextFiles(path))
     with pytest.raises(ValueError, match=r"a text of more than 60,000 bytes; divide it"):
         list(TextFiles(path, sample_by="file"))
-
-
-def test_an_array_of_json_is_named(tmp_path):
-    path = tmp_path / "a.json"
-    for content in (json.dumps([{"text": "a"}]), json.dumps([{"text": "a"}], indent=1)):
-        path.write_text(content)
-        with pytest.raises(ValueError, match=r"a\.json, line 1 .* jq -c '\.\[\]'"):
-            list(JsonLines(path))

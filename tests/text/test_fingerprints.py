@@ -4,7 +4,6 @@ import collections
 import dataclasses
 import functools
 import importlib
-import linecache
 import re
 import sys
 import textwrap
@@ -226,36 +225,6 @@ def test_the_fingerprints_of_what_lockstep_brings_stay():
     assert len(set(map(fingerprint, methods))) == 4
 
 
-NOTEBOOK = """
-import dataclasses
-
-LIMIT = {limit}
-
-@dataclasses.dataclass
-class Cut:
-    end: int = 0
-
-    def __call__(self, record):
-        return [(record["text"][self.end : LIMIT], 1.0)]
-
-def cut(record):
-    return Cut()(record)
-"""
-
-
-def test_functions_and_classes_of_a_notebook_have_fingerprints(monkeypatch):
-    def run(limit, cell):
-        text = NOTEBOOK.format(limit=limit)
-        lines = text.splitlines(keepends=True)
-        monkeypatch.setitem(linecache.cache, cell, (len(text), None, lines, cell))
-        names = {"__name__": "__main__"}
-        exec(compile(text, cell, "exec"), names)
-        return fingerprint(names["Cut"](1)), fingerprint(names["cut"])
-
-    assert run(3, "<cell 1>") == run(3, "<cell 2>")
-    assert not set(run(3, "<cell 1>")) & set(run(4, "<cell 3>"))
-
-
 def parse(content):
     return {"text": content[:LIMIT]}
 
@@ -311,7 +280,7 @@ def test_what_has_no_fingerprint_is_named_with_what_to_do(tmp_path, template, se
     assert fingerprint(Holder(given)) != fingerprint(Holder(Function(use, fingerprint="v2")))
 
 
-def test_functions_without_source_count_with_their_code(tmp_path):
+def test_functions_without_source_count_with_their_code():
     def make(text):
         names = {"__name__": "typed", "LIMIT": LIMIT}
         exec(text, names)

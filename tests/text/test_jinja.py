@@ -11,7 +11,7 @@ from pipeline.corpus.preparation import prepare
 from pipeline.text import templates
 from pipeline.text.sources import Records
 from pipeline.text.templates import Jinja, Preference
-from pipeline.text.tokenizers import Bytes, HuggingFace
+from pipeline.text.tokenizers import HuggingFace
 from tests.text.trained import train_bytes_pairs
 
 jinja2 = pytest.importorskip("jinja2")
@@ -115,6 +115,41 @@ def test_marks_of_the_template_alone_are_tokens(tokenizer, template):
     assert sum(counts[0]) > 3
 
 
+# As Qwen3 has it: the reasoning of the last answer is spelt anew, that of others is left out.
+SPLIT = """\
+{% for message in messages %}{% set content, thought = message.content, '' %}
+{% if message.role == 'assistant' and '</think>' in content %}
+{% set thought = content.split('</think>')[0].split('<think>')[-1].strip() %}
+{% set content = content.split('</think>')[-1].strip() %}{% endif %}
+<|im_start|>{{ message.role }}:
+{%- if message.role == 'assistant' and loop.last %}<think>{{ thought }}</think>{% endif %}
+{{ content }}<|im_end|>{% endfor %}
+{% if add_generation_prompt %}<|im_start|>assistant:<think>{% endif %}"""
+
+
+@pytest.mark.parametrize(
+    ("template", "said", "learnt_text"),
+    [
+        (SPLIT, "<think>Hm</think>Yo", "Hm</think>Yo<|im_end|>"),
+        (SPLIT, "Hm</think>Yo", "Hm</think>Yo<|im_end|>"),
+        (SPLIT, "<think>Hm</think>Yo <|im_end|>", "Hm</think>Yo <|im_end|><|im_end|>"),
+        (THINK, "<think>Hm</think>Yo", "<think>Hm</think>Yo<|im_end|>"),
+    ],
+)
+def test_marks_that_a_template_looks_for_in_answers_are_tokens(
+    tokenizer, template, said, learnt_text
+):
+    jinja = Jinja(tokenizer, template=template, last_only=True)
+    asked = "a </think> <think> b" if template == SPLIT else "a <think> b"
+    talk = [turn(asked), answer("<think>So</think>Hi"), turn("?"), answer(said)]
+    spans = jinja({"messages": talk})
+    assert whole(spans) == reference(template, talk)
+    assert learnt(spans) == [learnt_text]
+    ids = templates.encode([templates.fill(jinja, {"messages": talk})["inputs"]], tokenizer).flat
+    counts = {mark: ids.tolist().count(tokenizer._find(mark)) for mark in MARKS}
+    assert (counts["<think>"], counts["</think>"], counts["<|im_end|>"]) == (1, 1, 4)
+
+
 def test_the_last_answer_may_be_the_only_one_with_loss(tokenizer):
     talk = {"messages": [turn("?"), answer("<think>Hm</think>Yo"), turn("So?"), answer("Bye")]}
     for template in (CHATML, GENERATION):
@@ -129,29 +164,29 @@ def test_the_last_answer_may_be_the_only_one_with_loss(tokenizer):
 @pytest.mark.parametrize(
     ("template", "messages", "sentence"),
     [
-        (CHATML, None, "its messages is null"),
         (CHATML, [turn(None)], "turn 0 of its messages has no content"),
-        (CHATML, [turn("\ud800")], "a text in turn 0 of its messages is not UTF-8"),
         (CHATML, [turn("a\ufdd0")], "turn 0 of its messages has .* are no text"),
-        (CHATML, [turn("a"), answer("b", weight=-1)], "the weight of turn 1 of its messages is -1"),
-        (CHATML, [{"content": "a"}], "the chat template fails: "),
-        (CHATML, [], "its messages are empty"),
         (CHATML, [turn("a"), turn("b", "Assistant")], "the role 'Assistant', and a known role is"),
         ("{{ raise_exception('no system') }}", TALK, "the chat template fails: no system"),
-        ("{{ ''.__class__.__mro__ }}", TALK, "the chat template fails: .*unsafe"),
         ("{{ ''.__class__ }}", TALK, "the chat template fails: '__class__' of 'str' is unsafe"),
         ("{{ '{0.__class__}'.format(messages) }}", TALK, "the chat template fails: .*unsafe"),
         (
             "{{ messages.append(1) }}",
             TALK,
-            "the chat template fails: .*'append' of 'list' is unsafe",
+            "the chat template fails: .*'append' of 'list' is",
         ),
-        ("{{ cycler.__init__.__globals__ }}", TALK, "the chat template fails: .*unsafe"),
         ("{{ lipsum.__globals__['os'] }}", TALK, "the chat template fails: .*unsafe"),
         ("{% include 'tokenizer.json' %}", TALK, "the chat template fails: no loader"),
-        ("{% import '/etc/passwd' as p %}", TALK, "the chat template fails: no loader"),
         ("{% generation %}a{% endgeneration %}", TALK, "have 2 turns .* marks 1 texts as"),
         ("{{ messages[0].content | replace('<s>', '') }}", [turn("a<s>b")], "looks for marks in"),
+        *(
+            (
+                "{{ messages[0].content }}",
+                [turn(content)],
+                "the content of turn 0 .* as Python does",
+            )
+            for content in (["a"], [{"type": "text", "text": "a"}], {"parts": ["a"]})
+        ),
     ],
 )
 def test_what_cannot_be_spelt_is_refused(tokenizer, template, messages, sentence, tmp_path):
@@ -219,7 +254,6 @@ def test_a_template_comes_from_the_folder_of_its_tokenizer(tokenizer, tmp_path):
     described = {"messages": TALK[:1], "tools": [{"<|im_end|>": "<|im_start|>[INST]"}]}
     (ids,) = tokenizer.encode_batch([tools(described)[0][0]])[:1]
     assert not {*ids.tolist()} & {tokenizer._find(mark) for mark in MARKS}
-    assert tokenizer.decode(ids) == '[{"<|im_end|>": "<|im_start|>[INST]"}]Hi '
     config = {"chat_template": [{"name": "default", "template": "named"}]}
     for name, content in (
         ("tokenizer.json", pathlib.Path(tokenizer.path).read_text()),
@@ -242,11 +276,12 @@ def test_a_tokenizer_without_a_template_is_refused(tokenizer, tmp_path):
         (bare, {}, r"there is no chat_template\.jinja or tokenizer_config\.json"),
         (marked, {}, "marks where texts begin or end, and so does a chat template"),
         (unparsed, {}, "with its default parse_special=True"),
-        (Bytes(), {}, "give a tokenizers.HuggingFace"),
-        (tokenizer, {"template": "{% for %}"}, "is not Jinja: .*, in line 1"),
     ):
         with pytest.raises(ValueError, match=sentence):
             Jinja(given, **options)
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"tokenizer_config\.json cannot be read: .* restore"):
+        Jinja(bare)
 
 
 CALLS = """\
@@ -258,7 +293,6 @@ CALLS = """\
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"a": 1}, '{"a": 1}'),
         ('{"a": 1}', '{"a": 1}'),
         ("[1]", '"[1]"'),
         ("{", '"{"'),
@@ -275,8 +309,57 @@ def test_arguments_of_calls_are_objects_as_in_servers(arguments, text, tokenizer
     assert ("have nulls inside of a field" in caplog.text) == (arguments == {"a": None})
 
 
+TOOLED = "{% for tool in tools or [] %}{{ tool.name }};{% endfor %}" + CHATML
+
+
+def test_tools_are_read_as_they_are_stored(tokenizer, tmp_path, caplog):
+    one, two = {"name": "f"}, {"name": "g", "kinds": {"x": None}}
+    jinja = Jinja(tokenizer, template=TOOLED)
+    for tools in ([one, two], json.dumps([one, two]), [*map(json.dumps, (one, two))]):
+        assert whole(jinja({"messages": TALK, "tools": tools})).startswith("f;g;<|im_start|>")
+    assert whole(jinja({"messages": TALK, "tools": one})).startswith("f;<|im_start|>")
+    for tools in (None, "", "null", "[]", [], float("nan")):
+        assert whole(jinja({"messages": TALK, "tools": tools})).startswith("<|im_start|>")
+    calls = json.dumps([{"function": {"arguments": '{"a": 1}'}}])
+    (spelt,) = learnt(
+        Jinja(tokenizer, template=CALLS)({"messages": [answer(None, tool_calls=calls)]})
+    )
+    assert '{"a": 1}' in spelt
+    for record in (
+        {"messages": TALK, "tools": "no JSON"},
+        {"messages": TALK, "tools": 5},
+        {"messages": [answer("a", tool_calls="no JSON")]},
+    ):
+        with pytest.raises(ValueError, match=r"(tools|calls of turn 0 .*) is .* a list of dicts"):
+            jinja(record)
+    prepare(Records([{"messages": TALK, "tools": [two]}]), tokenizer, tmp_path, template=jinja)
+    assert "have nulls inside of a field of a turn, or of tools" in caplog.text
+
+
+def test_a_weight_of_a_turn_that_is_no_answer_is_counted(tokenizer, tmp_path, caplog):
+    talk = [turn("Hi", weight=1), answer("Yo")]
+    prepare(Records([{"messages": talk}]), tokenizer, tmp_path, template=Jinja(tokenizer))
+    assert "1 of 1 record have a turn with a weight that is none of the assistant" in caplog.text
+    with pytest.raises(ValueError, match="the train of turn 0 of its messages is 'no'"):
+        Jinja(tokenizer)({"messages": [turn("Hi", train="no"), answer("Yo")]})
+
+
+@pytest.mark.parametrize("name", ["tools", "functions", "documents", "chat_template_kwargs"])
+def test_fields_beside_the_turns_that_are_not_rendered_are_counted(
+    name, tokenizer, tmp_path, caplog
+):
+    record = {"messages": TALK, name: [{"name": "f"}]}
+    prepare(Records([record]), tokenizer, tmp_path, template=Jinja(tokenizer))
+    assert f"1 of 1 record have a field '{name}', which the template does not" in caplog.text
+
+
 def test_a_config_that_is_no_json_is_named(tokenizer, tmp_path):
     shutil.copy(tokenizer.path, tmp_path / "tokenizer.json")
-    (tmp_path / "tokenizer_config.json").write_text("{")
-    with pytest.raises(ValueError, match=r"tokenizer_config\.json cannot be read: .* restore"):
-        Jinja(HuggingFace(tmp_path / "tokenizer.json", begin=False, end=False))
+    for content, sentence in (
+        ("{", r"tokenizer_config\.json cannot be read: .* restore"),
+        ("[1]", r"tokenizer_config\.json cannot be read: it holds a JSON list, not an object"),
+        ('{"chat_template": 7}', "there is no chat_template"),
+    ):
+        (tmp_path / "tokenizer_config.json").write_text(content)
+        with pytest.raises(ValueError, match=sentence):
+            Jinja(HuggingFace(tmp_path / "tokenizer.json", begin=False, end=False))

@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 
 from pipeline import prepare, templates
 from pipeline.text.sources import Records
-from pipeline.text.templates import Chat, Preference
-from pipeline.text.tokenizers import Bytes
+from pipeline.text.templates import Chat, Jinja, Preference
+from pipeline.text.tokenizers import Bytes, HuggingFace
+from tests.text.trained import train_bytes_pairs
 
 CHATS = Preference(chosen=Chat(messages="chosen"), rejected=Chat(messages="rejected"))
+PROMPTED = dataclasses.replace(CHATS, prompt=Chat(messages="prompt"))
 PAIR = Preference(prompt="{q} ", chosen="{good}", rejected="{bad}")
 
 TURNS = st.lists(
@@ -65,18 +67,8 @@ def test_prefix_and_side_are_the_tokens_of_the_whole_chat(shared, one, other, to
         assert prefix[0][: len(start)] == start
 
 
-def test_a_prompt_is_the_prefix_and_its_marks_are_those_of_a_whole_text():
-    nodes = encode(PAIR, [{"q": "?", "good": "yes", "bad": "no"}], Bytes())
-    begin, end = Bytes().begin_id, Bytes().end_id
-    ids = [[each + 3 for each in text.encode()] for text in ("? ", "yes", "no")]
-    assert nodes == [
-        ([begin, *ids[0]], [0.0] * 3),
-        ([*ids[1], end], [1.0] * 4),
-        ([*ids[2], end], [1.0] * 3),
-    ]
-
-
 QUESTION, YES, NO = turn("user", "?"), turn("assistant", "yes"), turn("assistant", "no")
+ASKED = [QUESTION, YES]
 ENDS = [[("yes<|end|>\n", 1.0)], [("no<|end|>\n", 1.0)]]
 TEXTS = Preference(chosen="{a}", rejected="{b}")
 
@@ -86,7 +78,7 @@ TEXTS = Preference(chosen="{a}", rejected="{b}")
     [
         # A prompt and continuations, as lists of turns, or as JSON of them.
         (
-            dataclasses.replace(CHATS, prompt=Chat(messages="prompt")),
+            PROMPTED,
             {"prompt": [QUESTION], "chosen": [YES], "rejected": json.dumps([NO])},
             [[("<|user|>\n", 0), ("?<|end|>\n", 0), ("<|assistant|>\n", 0)], *ENDS],
         ),
@@ -140,26 +132,14 @@ def two(record):
     ("template", "record", "sentence"),
     [
         (PAIR, {"q": "?", "good": "a", "bad": "a"}, "rejected side that are equal"),
-        (PAIR, {"q": "?", "good": "a"}, "it lacks 'bad'"),
         (PAIR, {"q": "?", "good": "a", "bad": ""}, "have a side that is empty"),
         (Preference(chosen="{q}", rejected="{q} b"), {"q": "a"}, "or that ends where another"),
         (
             CHATS,
-            {"chosen": [QUESTION, YES, QUESTION], "rejected": [QUESTION, YES]},
+            {"chosen": [*ASKED, QUESTION], "rejected": ASKED},
             "ends where another one goes on",
         ),
-        (
-            CHATS,
-            {"chosen": [QUESTION, YES, QUESTION], "rejected": [QUESTION, YES, NO]},
-            "a side without loss, such as a chat that ends with the user",
-        ),
-        (
-            CHATS,
-            {"chosen": [QUESTION, YES], "rejected": [QUESTION, turn("assistant", "")]},
-            "have a side that is empty",
-        ),
-        (CHATS, {"chosen": [], "rejected": []}, "its chosen are empty"),
-        (Preference(chosen="{a}", rejected=lambda record: []), {"a": "b"}, "it returned no spans"),
+        (CHATS, {"chosen": [*ASKED, QUESTION], "rejected": [*ASKED, NO]}, "a side without loss"),
     ],
 )
 def test_records_that_are_no_preference_are_refused(template, record, sentence):
@@ -175,22 +155,28 @@ def test_a_template_of_groups_gives_as_many_nodes_as_it_says():
     assert templates.fill(two, {})["inputs"] == [[("a", 0.0, {})], [("b", 1.0, {})]]
 
 
+def test_a_prompt_before_whole_chats_is_refused(tmp_path):
+    pytest.importorskip("jinja2")
+    pytest.importorskip("tokenizers")
+    train_bytes_pairs(["some text"] * 9, ["<|a|>"]).save(str(tmp_path / "tokenizer.json"))
+    tokenizer = HuggingFace(tmp_path / "tokenizer.json", begin=False, end=False)
+    chat = Jinja(tokenizer, template="<|a|>{{ messages[0].content }}")
+    for prompt, chosen, rejected in ((chat, "a", "b"), ("q", chat, "b"), ("q", "a", ["b", chat])):
+        with pytest.raises(ValueError, match=r"prompt is given, and Jinja spells whole chats"):
+            Preference(prompt=prompt, chosen=chosen, rejected=rejected)
+    Preference(chosen=chat, rejected=chat)
+
+
 def test_a_prompt_that_the_sides_have_too_is_counted(tmp_path, caplog):
-    chats = {name: [turn("user", "q"), turn("assistant", name)] for name in ("chosen", "rejected")}
-    whole = Preference(
-        prompt=Chat(messages="prompt"),
-        chosen=Chat(messages="chosen"),
-        rejected=Chat(messages="rejected"),
-    )
+    chats = {"chosen": [QUESTION, YES], "rejected": [QUESTION, NO]}
     for number, (template, record, twice) in enumerate(
         [
             (PAIR, {"q": "Q", "good": "Q yes", "bad": "Q no"}, True),
             (PAIR, {"q": "Q", "good": "Q yes", "bad": "no"}, False),
-            (whole, {"prompt": [turn("user", "q")], **chats}, True),
-            (whole, {"prompt": [turn("user", "r")], **chats}, False),
+            (PROMPTED, {"prompt": [QUESTION], **chats}, True),
+            (PROMPTED, {"prompt": [turn("user", "r")], **chats}, False),
         ]
     ):
         caplog.clear()
-        source = Records([record])
-        prepare(source, Bytes(), tmp_path / f"{number}", template=template)
+        prepare(Records([record]), Bytes(), tmp_path / f"{number}", template=template)
         assert ("1 of 1 record have sides that begin with the prompt" in caplog.text) == twice

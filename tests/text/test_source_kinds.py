@@ -1,13 +1,16 @@
 """Each kind of source gives the same records as the list they were written from."""
 
+import csv
 import json
 import pickle
 
 import grain
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from pipeline.text.sources import ArrayRecords, ArrowFiles, ParquetFiles, Records, open_files
+from pipeline.text.sources import source as sizes
 from pipeline.text.sources.source import sharded
 from pipeline.trainer.corpora import open_source
 from tests.text.record_files import make, write_array_record
@@ -29,14 +32,24 @@ def source(request, tmp_path_factory):
     return make(request.param, tmp_path_factory.mktemp(request.param), RECORDS)
 
 
-def test_a_source_has_its_records_pickles_and_says_where_each_is(source):
-    source = sharded(source)
+def test_a_source_has_its_records_and_goes_on_from_any_block_of_any_shard(source, monkeypatch):
+    for name, size in (("LEAST", 500), ("BLOCK", 60)):
+        monkeypatch.setattr(sizes, name, size)
+    source, blocks = sharded(source), []
     assert list(source) == RECORDS
     again = pickle.loads(pickle.dumps(source))
     assert again.fingerprint == source.fingerprint
     assert list(again) == RECORDS
     assert len(str(source)) < 200
-    blocks = [block for shard in source.shards() for block in source.read(shard)]
+    for shard in pickle.loads(pickle.dumps(source.shards())):
+        mine = list(source.read(shard))
+        assert [block.next is None for block in mine] == [False] * (len(mine) - 1) + [True]
+        for number, block in enumerate(mine[:-1]):
+            assert (
+                list(source.read(shard, json.loads(json.dumps(block.next)))) == mine[number + 1 :]
+            )
+        blocks += mine
+    assert len({place for block in blocks for place in block.places}) == len(RECORDS)
     told = [block.where(n) for block in blocks for n in range(len(block.records))]
     place = [block.place(n) for block in blocks for n in range(len(block.records))][30]
     if "byte" in place:
@@ -65,8 +78,6 @@ def test_the_end_of_a_name_alone_says_what_a_file_holds(tmp_path):
     assert len(list(open_source(fields | {"begin": 0.0, "end": 1.0}, "config.train"))) == 3
     with pytest.raises(ValueError, match="several kinds, jsonl and text"):
         open_files([str(folder / "notes.txt"), str(folder / "more.jsonl")])
-    with pytest.raises(ValueError, match="kind is 'csv'; it must be one of text, jsonl"):
-        open_files([str(folder / "notes.txt")], kind="csv")
 
 
 class Unknown:
@@ -84,9 +95,6 @@ def test_array_records_without_a_parser_are_text(tmp_path):
     assert source.fingerprint != ArrayRecords(source.files, parse=json.loads).fingerprint
     with pytest.raises(ValueError, match="has no fingerprint"):
         _ = ArrayRecords(source.files, parse=Unknown()).fingerprint
-    wrong = ArrayRecords(source.files, parse=int)
-    with pytest.raises(ValueError, match=r"a\.array_record, record 0: it cannot be parsed by int"):
-        list(wrong)
 
 
 @pytest.mark.parametrize("kind", [ArrayRecords, ParquetFiles, ArrowFiles])
@@ -103,8 +111,6 @@ def test_only_the_columns_that_are_wanted_are_read(tmp_path):
         source = cls(tmp_path / f"*.{kind}", columns=["text"])
         assert list(source)[59] == {"text": "né 59"}
         assert source.fingerprint != cls(source.files).fingerprint
-        with pytest.raises(ValueError, match=r"has no column 'body' \(its columns: text, turns\)"):
-            list(cls(tmp_path / f"*.{kind}", columns=["body"]))
 
 
 def test_records_in_python_are_told_apart_by_content():
@@ -115,15 +121,13 @@ def test_records_in_python_are_told_apart_by_content():
     assert Records(same[:1]).fingerprint == Records(same[1:]).fingerprint
     with pytest.raises(ValueError, match=r"<object object at .* whose address differs"):
         _ = Records([{"text": "a", "id": object()}]).fingerprint
+    with pytest.raises(ValueError, match=r"have no fingerprint: .*; the keys of a record, and of"):
+        _ = Records([*csv.DictReader(["text", "a,b"])]).fingerprint
     assert Records([b"a", b"b"]).fingerprint == Records(["a", "b"]).fingerprint
     assert Records(["a"], fingerprint="mine").fingerprint == "mine"
-    with pytest.raises(ValueError, match="records is a generator, not records by number"):
-        Records(number for number in range(3))
-    for given in ("abc", b"abc", {"text": ["a"]}):
+    for given in ("abc", {"text": ["a"]}, pa.table({"text": ["a"]})):
         with pytest.raises(ValueError, match=r"not records by number; give a list of them, or of"):
             Records(given)
-    with pytest.raises(ValueError, match="it is a int, and a record must be a dict, or text"):
-        Records(["a", 5])[1]
     filtered = grain.MapDataset.source(["a", "b"]).filter(lambda text: text == "a")
     with pytest.raises(ValueError, match=r"it is a NoneType.*give a list of it"):
         Records(filtered)[1]

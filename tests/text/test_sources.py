@@ -1,8 +1,6 @@
 """Sources of files: what their records are, where, and how they are cut into shards and blocks."""
 
-import gzip
 import itertools
-import json
 import os
 import pickle
 import re
@@ -28,7 +26,7 @@ from pipeline.text.sources import (
     lines,
 )
 from pipeline.text.sources import source as sizes
-from pipeline.text.sources.source import sharded, text_of
+from pipeline.text.sources.source import text_of
 from tests.properties.questions import MORE, RECORDS, write_questions
 from tests.text.record_files import compressed, make
 
@@ -77,27 +75,6 @@ def test_each_line_is_in_one_shard_wherever_files_are_cut(
         assert texts_of(source) == due
 
 
-@pytest.fixture(params=["jsonl", "jsonl.gz", "jsonl.zst", "parquet", "feather", "arrow", "list"])
-def many(request, tmp_path, monkeypatch):
-    """A source with several shards of several blocks, and its records."""
-    cut(monkeypatch, 500, 60)
-    records = [{"text": f"record {number} " * (number % 4 + 1)} for number in range(80)]
-    return make(request.param, tmp_path, records), records
-
-
-def test_blocks_continue_from_any_place_as_they_went_on(many):
-    source, records = sharded(many[0]), many[1]
-    assert list(source) == records
-    for shard in pickle.loads(pickle.dumps(source.shards())):
-        blocks = list(source.read(shard))
-        assert [block.next is None for block in blocks] == [False] * (len(blocks) - 1) + [True]
-        for number, block in enumerate(blocks[:-1]):
-            rest = list(source.read(shard, json.loads(json.dumps(block.next))))
-            assert rest == blocks[number + 1 :]
-    seen = [place for s in source.shards() for block in source.read(s) for place in block.places]
-    assert len({*seen}) == len(seen) == len(records)
-
-
 def test_a_shard_is_found_from_sizes_alone(tmp_path, monkeypatch):
     cut(monkeypatch, 100, 10)
     for number, size in enumerate((30, 30, 350, 0, 5)):
@@ -110,10 +87,6 @@ def test_a_shard_is_found_from_sizes_alone(tmp_path, monkeypatch):
         [(2, 240, 340)],
         [(2, 340, 350), (3, 0, 0), (4, 0, 5)],
     ]
-    (tmp_path / "5.txt").write_bytes(gzip.compress(b"")[:4] + bytes(996))
-    (tmp_path / "6.txt").write_bytes(b"six\n")
-    spans = [shard.spans for shard in TextFiles(str(tmp_path / "[56]*")).shards()]
-    assert spans == [[(0, 0, 1000)], [(1, 0, 4)]]
     monkeypatch.setattr(sizes, "SHARE", 4)
     assert [sizes.shard_bytes(n) for n in (10, 1000, 1 << 40)] == [100, 250, sizes.MOST]
 
@@ -232,7 +205,6 @@ def test_a_socket_or_a_pipe_is_refused(tmp_path, monkeypatch):
     ("content", "line", "byte", "value"),
     [
         (b"{}\n\n{}\n" + "schön\n".encode("latin-1"), 4, 10, "0xf6"),
-        (b"\xef\xbb\xbf{}\nb\xffd", 2, 7, "0xff"),
         (b"\xef\xbb\xbf\xff", 1, 3, "0xff"),
     ],
 )
@@ -251,10 +223,9 @@ def test_text_that_is_not_utf8_is_placed(tmp_path, content, line, byte, value):
     ("line", "sentence"),
     [
         ('{"text": "a"', r"it is not valid JSON: Expecting ',' delimiter at column 13"),
-        ("[1, 2]", "it holds a JSON list; each line must hold an object"),
+        ("[1, 2]", r"it holds a JSON list; each line must hold an object.* jq -c '\.\[\]'"),
         ('{"a": ' * 1_000_000, "it cannot be read: its JSON is nested too deeply, or has"),
         (f'{{"id": {"7" * 5000}}}', "it cannot be read: .* limit .* for integer string"),
-        ('{"text": "a", "text": "b"}', "it has the key 'text' twice; keep one"),
         ('{"a": [{"b": 1, "b": 1}]}', "it has the key 'b' twice; keep one"),
     ],
 )

@@ -1,7 +1,5 @@
 """Templates: what is read and what is learnt, from the record to the batch."""
 
-import pickle
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,7 +11,7 @@ from pipeline.corpus.corpus import Corpus
 from pipeline.corpus.preparation import prepare, prepare_pairs
 from pipeline.corpus.tasks import INPUTS
 from pipeline.text.sources import Records
-from pipeline.text.templates import Answer, Chat
+from pipeline.text.templates import Answer
 from pipeline.text.tokenizers import Bytes
 
 TEXT = st.text(max_size=12)
@@ -23,10 +21,6 @@ SPANS = st.lists(st.tuples(TEXT, st.sampled_from([0.0, 0.5, 1.0])), min_size=1, 
 def spoken(record):
     """A template as a user writes one."""
     return record["spans"]
-
-
-def other(record):
-    return [*record["spans"], ("", 1.0)]
 
 
 @given(
@@ -57,48 +51,26 @@ def test_what_carries_loss_is_counted_beside_all_tokens(tmp_path):
     learnt = sum(int(np.count_nonzero(each["loss_weights"])) for each in corpus)
     assert (corpus.num_tokens, corpus.num_learnt) == (22, learnt)
     assert "22 to train on, 6 of them with loss, from 4 bytes of text" in str(corpus)
-    assert pipeline.Corpora({"a": corpus, "b": corpus}).num_learnt == 12
     # The first token of a text is no target, whatever its weight.
     columns = {"tokens": [[1, 2, 3], [4, 5], []], "weights": [[1, 0, 2], [1, 1], []]}
     corpus = Corpus.from_arrays(columns, tmp_path / "b")
     assert (corpus.num_tokens, corpus.num_learnt) == (3, 2)
-    plain = Corpus.from_arrays(columns["tokens"], tmp_path / "c")
-    assert (plain.num_tokens, plain.num_learnt) == (3, 3)
-    assert "3 to train on\n" in str(plain)
-
-
-def test_a_template_that_changed_makes_another_corpus(tmp_path):
-    records = Records([{"spans": [("a", 1.0), ("b", 0.0)]}])
-    corpus = prepare(records, Bytes(), tmp_path, template=spoken, num_workers=2)
-    assert prepare(records, Bytes(), tmp_path, template=spoken).fingerprint == corpus.fingerprint
-    with pytest.raises(ValueError, match="made with another template: there test_templates"):
-        prepare(records, Bytes(), tmp_path, template=other)
-    unlike = Corpus.from_arrays({"tokens": [[1, 2, 3]], "weights": [[0, 0.5, 1]]}, tmp_path / "0")
-    alike = Corpus.from_arrays({"tokens": [[1, 2, 3]], "weights": [[0, 0.5, 0.5]]}, tmp_path / "1")
-    assert unlike.fingerprint != alike.fingerprint
-    for template in (spoken, Chat(), Answer(prompt="{a}", answer="{b}")):
-        again = pickle.loads(pickle.dumps(template))
-        assert templates.fingerprint(again) == templates.fingerprint(template)
 
 
 @pytest.mark.parametrize(
     ("record", "template", "sentence"),
     [
         ({"q": "x"}, Answer(prompt="{q}", answer="{a}"), r"record 1: .*it lacks 'a'.*fields are q"),
+        *(
+            ({"q": text}, Answer(prompt="", answer=answer), "its field 'q' has no .*it is the text")
+            for text in ('["x", "y"]', "yes", b"yes")
+            for answer in ("{q[0]}", "{q[x]}")
+        ),
         ({"spans": []}, spoken, r"the template spoken: it returned no spans"),
         ({"spans": [("a", -1)]}, spoken, r"returned the weight -1\.0; it must be from"),
-        ({"spans": [("a", float("inf"))]}, spoken, "returned the weight inf; it must be from"),
         ({"spans": [("a", 1e39)]}, spoken, r"the weight 1e\+39; it must be from 0 to 3\.4e\+38"),
-        (
-            {"spans": [("a", [1.0])]},
-            spoken,
-            r"returned the weights \[.*\]; each must",
-        ),
-        ({"spans": [("a", 1, 2)]}, spoken, "; return a list of spans, .* as a third entry a dict"),
         ({"spans": [(5, 1)]}, spoken, "a span that is int, not text"),
-        ({"spans": "text"}, spoken, "it returned 'text'; return a list of spans, each a text and"),
         ({"spans": ["text"]}, spoken, r"it returned \['text'\]; return a list of spans"),
-        ({"spans": None}, spoken, "it returned None; return a list of spans"),
     ],
 )
 def test_a_record_that_does_not_suit_is_named(tmp_path, record, template, sentence):

@@ -1,7 +1,6 @@
 import functools
 import json
 import pickle
-import sys
 
 import numpy as np
 import pytest
@@ -62,28 +61,20 @@ def tokenizer(request):
     return request.getfixturevalue(fixture) if fixture else Bytes()
 
 
-@pytest.mark.parametrize(("begin", "end"), MARKS)
-def test_begin_and_end_marks_are_explicit(trained, tmp_path, begin, end):
-    description = trained.save(tmp_path)
-    for tokenizer in (
-        Bytes(begin=begin, end=end),
-        load(description | {"begin": begin, "end": end}, tmp_path),
-    ):
-        flat, counts = tokenizer.encode_batch(["ab", ""])
-        assert (flat[0] == 1, flat[counts[0] - 1] == 2) == (begin, end)
-        assert counts[1] == begin + end
-        assert tokenizer.begin_id == (1 if begin else None)
-        assert tokenizer.end_id == (2 if end else None)
-        assert tokenizer.decode(flat) == "ab"
+def test_begin_and_end_marks_are_explicit_and_in_fingerprints(trained, tmp_path):
+    description, fingerprints = trained.save(tmp_path), {trained.fingerprint}
+    for begin, end in MARKS:
+        own = load(description | {"begin": begin, "end": end}, tmp_path)
+        for tokenizer in (Bytes(begin=begin, end=end), own):
+            flat, counts = tokenizer.encode_batch(["ab", ""])
+            assert (flat[0] == 1, flat[counts[0] - 1] == 2) == (begin, end)
+            assert counts[1] == begin + end
+            due = 1 if begin else None, 2 if end else None
+            assert (tokenizer.begin_id, tokenizer.end_id) == due
+            assert tokenizer.decode(flat) == "ab"
+            fingerprints.add(tokenizer.fingerprint)
+    assert len(fingerprints) == 8  # the trained one has both marks
     assert Bytes().decode([4 + 255 - 1, 0, 100]) == "\ufffda"  # a byte that is no UTF-8
-
-
-def test_fingerprints_differ_where_ids_do(trained, tmp_path):
-    trained.save(tmp_path)
-    pieces = [SentencePiece(tmp_path / "tokenizer.model", begin=b, end=e) for b, e in MARKS]
-    assert pieces[0].fingerprint == trained.fingerprint
-    everyone = [*pieces, *(Bytes(begin=b, end=e) for b, e in MARKS)]
-    assert len({tokenizer.fingerprint for tokenizer in everyone}) == 8
 
 
 @settings(deadline=None, max_examples=200)
@@ -107,13 +98,6 @@ def test_a_tokenizer_pickles_and_is_stored_with_a_corpus(tokenizer, tmp_path):
         assert other.encode_batch(HARD)[0].tolist() == tokenizer.encode_batch(HARD)[0].tolist()
 
 
-def test_a_trained_model_has_the_ids_it_promises(trained):
-    assert trained.vocab_size == 400
-    counts = trained.encode_batch(["the input pipeline packs examples"])[1]
-    assert counts[0] < 12
-    assert 3 not in trained.encode_batch(HARD)[0]
-
-
 def test_training_is_deterministic_and_done_once(source, trained, tmp_path, monkeypatch):
     again = train_sentencepiece(source, 400, tmp_path / "m.model")
     assert again.fingerprint == trained.fingerprint
@@ -126,8 +110,6 @@ def test_training_is_deterministic_and_done_once(source, trained, tmp_path, monk
     changed = Records(source.records, fingerprint="changed")
     with pytest.raises(ValueError, match=r"m\.model exists, .* \(source was .*, now changed"):
         train_sentencepiece(changed, 400, tmp_path / "m.model")
-    with pytest.raises(ValueError, match=r"\(vocab_size was 400, now 410\)\. Give it as the"):
-        train_sentencepiece(source, 410, tmp_path / "m.model")
     with pytest.raises(ValueError, match="field was text, now body, seed was 0, now 1"):
         train_sentencepiece(source, 400, tmp_path / "m.model", seed=1, field="body")
     (tmp_path / "m.model.json").unlink()  # it may be a user's own
@@ -137,7 +119,7 @@ def test_training_is_deterministic_and_done_once(source, trained, tmp_path, monk
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_a_large_source_is_sampled_all_over_by_the_seed(source, monkeypatch, tmp_path):
+def test_a_large_source_is_sampled_all_over_by_the_seed(source, monkeypatch):
     total = sum(len(text) for text in source.records)
     monkeypatch.setattr(sizes, "LEAST", total // 100)
     monkeypatch.setattr(sentencepiece_module, "SAMPLED", 20)
@@ -174,23 +156,6 @@ def test_marks_of_a_sentencepiece_model_are_its_own_or_named(source, tmp_path):
     own = SentencePiece(path, begin=False, end="<|end|>")
     assert own.decode(own.encode_batch(["hi"])[0]) == "hi"
     assert load(own.save(tmp_path), tmp_path).fingerprint == own.fingerprint
-
-
-@pytest.mark.parametrize(
-    ("kind", "name"), [(SentencePiece, "bad.model"), (HuggingFace, "bad.json")]
-)
-def test_a_file_that_holds_no_tokenizer_is_named(kind, name, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"there is no .* tokenizer"):
-        kind(tmp_path / name)
-    (tmp_path / name).write_text("{}")
-    with pytest.raises(ValueError, match=f"{name} is not a "):
-        kind(tmp_path / name)
-
-
-def test_what_to_install_is_said(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sentencepiece", None)
-    with pytest.raises(ImportError, match=r"pip install 'lockstep-pipeline\[sentencepiece\]'"):
-        sentencepiece_module._require()
 
 
 def test_a_prepare_of_which_nothing_is_learnt_leaves_nothing(tokenizer, source, tmp_path):
@@ -336,15 +301,9 @@ def test_text_that_a_tokenizer_cannot_hold_is_counted_or_refused(tmp_path, caplo
     records = ["a b", "A b", "a  b", "a zebra", "a b.", "c"] * 20
     prepare = functools.partial(pipeline.prepare, num_workers=0, progress=False)
     prepare(Records(records), tokenizer, tmp_path / "a")
-    assert [record.message for record in caplog.records] == [
-        "43 of the first 64 records change when they are encoded and decoded again; the first: "
-        "record 1: the tokenizer loses text: 'A b' becomes 'a b' when it is decoded"
-    ]
-    for text, sentence in (
-        ("A b", "'A b' becomes 'a b'"),
-        ("a  b", "'a  b' becomes 'a b'"),
-        ("a zebra", r"'a zebra' becomes 'a \[UNK\]'"),
-    ):
+    assert "43 of the first 64 records change when they are encoded and" in caplog.text
+    assert "the first: record 1: the tokenizer loses text: 'A b' becomes 'a b'" in caplog.text
+    for text, sentence in (("a  b", "'a  b' becomes 'a b'"), ("a z", r"'a z' becomes 'a \[UNK\]'")):
         with pytest.raises(ValueError, match=f"record 1: .*{sentence} when it is decoded; give"):
             prepare(Records(["a", text]), tokenizer, tmp_path / "b", strict=True)
     caplog.clear()
@@ -353,7 +312,6 @@ def test_text_that_a_tokenizer_cannot_hold_is_counted_or_refused(tmp_path, caplo
     template = templates.Preference(prompt="{q}", chosen="{a}", rejected="{b}")
     record = {"q": "a ", "a": "b", "b": "C"}
     prepare(Records([record]), tokenizer, tmp_path / "d", template=template)
-    assert "1 of the first 1 record change" in caplog.text
     assert "record 0: the tokenizer loses text: 'a C' becomes 'a c'" in caplog.text
 
 

@@ -71,16 +71,12 @@ def test_numbers_of_json_are_spelt_as_they_are_written(number, tmp_path):
     ("value", "sentence"),
     [
         (None, "is null|is None"),
-        (NAN, "is null|is nan"),
         (np.float32("nan"), "is null|is np.float32"),
         (float("inf"), "holds float"),
-        (["a"], "holds list"),
         (("a",), "holds tuple"),
         ({"text": "a"}, "holds dict"),
         ([b"a"], "holds list"),
-        (True, "holds bool"),
         (np.bool_(False), "holds bool"),
-        ({1, 2}, "holds set"),
         (np.array(["a"]), "holds ndarray"),
         (datetime.date(2024, 1, 1), "holds date"),
         (b"\xff", "is not UTF-8 text"),
@@ -128,14 +124,11 @@ def test_a_null_may_have_a_text(value, text):
         ("{a.__class__}", {"a": "x"}, "no field 'a.__class__'; an entry of a field is {a[__class"),
         ("{a[b].__class__}", {"a": {"b": "x"}}, "an entry of a field is {name[entry]}"),
         ("{a[b]c}", {"a": {"b": "x"}}, "expected '}'|Only '.' or '['|an entry of a field is"),
-        ("{a:.2f}", {"a": NAN}, "is null"),
         ("{a:.2f}", {"a": float("inf")}, "holds float"),
         ("{a!r}", {"a": None}, "is null"),
         ("{a:>3}", {"a": ["x"]}, "holds list"),
-        ("{}", {"a": "x"}, "it has a field without a name; a field of the record is {name}"),
         ("{0}", {"a": "x"}, "it has a field without a name"),
-        ("{a", {"a": "x"}, "expected '}' before end of string"),
-        ("}", {"a": "x"}, "Single '}' encountered"),
+        ("{a!x}", {"a": "x"}, "a conversion is !r, !a or !s"),
     ],
 )
 def test_a_format_string_spells_fields_or_says_why_not(text, fields, result):
@@ -153,6 +146,9 @@ def test_a_broken_format_string_is_refused_before_any_record():
     ):
         with pytest.raises(ValueError, match=r"(prompt|rejected|before) is '{a': expected"):
             make("{a")
+    for answer in (None, 5, ["{a}"]):
+        with pytest.raises(TypeError, match=r"answer is .*; it must be a text, with fields"):
+            Answer(prompt="", answer=answer)
     with pytest.raises(ValueError, match=r"its only field is \{role\}"):
         Chat(before="{name}")
 
@@ -173,15 +169,11 @@ def test_a_feature_that_is_null_has_its_fill(tmp_path):
     from pipeline import Feature
 
     records = Records([{"text": "a", "n": 5}, {"text": "b", "n": None}])
-    for fill, expected in ((-1, [5, -1]), (None, None)):
-        features = {"n": Feature("example", dtype="int32", fill=fill)}
-        place = tmp_path / str(fill)
-        if expected is None:
-            with pytest.raises(ValueError, match="record 1: n cannot be cast from object"):
-                prepare(records, Bytes(), place, features=features)
-        else:
-            corpus = prepare(records, Bytes(), place, features=features)
-            assert [int(each["n"]) for each in corpus] == expected
+    filled, bare = ({"n": Feature("example", dtype="int32", fill=fill)} for fill in (-1, None))
+    corpus = prepare(records, Bytes(), tmp_path / "a", features=filled)
+    assert [int(each["n"]) for each in corpus] == [5, -1]
+    with pytest.raises(ValueError, match="record 1: n cannot be cast from object"):
+        prepare(records, Bytes(), tmp_path / "b", features=bare)
 
 
 def test_text_of_a_record_is_never_a_template():

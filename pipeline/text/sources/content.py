@@ -109,6 +109,7 @@ OTHERS = {
     b"\x1f\x9d": ("compressed as .Z", "unpack it first"),
     b"7z\xbc\xaf\x27\x1c": ("a 7z archive", "unpack it first"),
     b"Rar!\x1a\x07": ("a RAR archive", "unpack it first"),
+    b"LITPKDS": ("a packed file of LitGPT or TinyLlama", "give files of ids alone"),
 }
 
 
@@ -141,6 +142,14 @@ def read_head(path: epath.Path) -> bytes:
     """The first bytes of a file."""
     with path.open("rb") as file:
         return file.read(512)
+
+
+def describe_binary(head: bytes) -> str:
+    """Like `describe`, of a file of numbers, whose first ones may be like the shortest signs."""
+    kinds = {magic: (name, "unpack it first") for magic, (name, _) in PACKINGS.items()} | OTHERS
+    signs = (magic for magic in kinds if len(magic) > 2 and b"\0" not in magic)
+    found = next(filter(head.startswith, signs), None)
+    return "" if found is None else f"It is {'; '.join(kinds[found])}"
 
 
 def is_packed(path: epath.Path) -> bool:

@@ -23,7 +23,7 @@ from pipeline.text.sources.content import count_lines
 from pipeline.text.values import as_text
 
 # A shard has `SHARE` of the bytes of its source, but at least `LEAST` and at most `MOST`.
-SHARE, LEAST, MOST = 2048, 1 << 24, 1 << 30
+SHARE, LEAST, MOST = 2048, 1 << 22, 1 << 30
 # Bytes of text of a block, at least, and records that are requested at once, at most.
 BLOCK, REQUEST = 1 << 20, 512
 # The default fingerprint of `Records`, and the size of shards of numbers, come from this many
@@ -405,10 +405,11 @@ class Records:
             not has_numbers
             or isinstance(records, str | bytes | Mapping)
             or hasattr(records, "iloc")
+            or hasattr(records, "to_pylist")
         ):
             raise InvalidValue(
                 f"records is a {type(records).__name__}, not records by number; give a list of "
-                "them, or of a data frame frame.to_dict('records')"
+                "them, or of a data frame frame.to_dict('records'), or table.to_pylist()"
             )
         self.records, self._given = records, fingerprint
 
@@ -419,7 +420,13 @@ class Records:
             return self._given
         samples = min(len(self), SAMPLES)
         entries = read_records(self.records, [at * len(self) // samples for at in range(samples)])
-        lines = [json.dumps(entry, sort_keys=True, default=_as_json) for entry in entries]
+        try:
+            lines = [json.dumps(entry, sort_keys=True, default=_as_json) for entry in entries]
+        except TypeError as error:  # such as None, where csv.DictReader has cells without a name
+            raise InvalidValue(
+                f"the records have no fingerprint: {error}; the keys of a record, and of dicts in "
+                "it, must be texts: remove others"
+            ) from error
         content = "".join(f"{line}\n" for line in [len(self), *lines])
         return f"records-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
 

@@ -58,6 +58,8 @@ class Markup(str):
             value = fields[root]
             for entry in re.findall(r"\[([^\]]*)\]", name[len(root) :]):
                 try:
+                    if isinstance(value, str | bytes):
+                        raise TypeError(f"it is the text {value!r:.40}, not a list or a dict")
                     value = value[int(entry) if entry.isdigit() else entry]
                 except (LookupError, TypeError) as error:
                     why = "the list is shorter" if isinstance(error, IndexError) else error
@@ -105,6 +107,8 @@ def parse_format(
             raise ValueError("it has a field without a name")
         if not all(re.fullmatch(r"[^\[]+(\[[^\]]+\])*", name) for name in names):
             raise ValueError("an entry of a field is {name[entry]} or {name[0]}")
+        if not {conversion or "s" for *_, conversion in pieces} <= {*"ars"}:
+            raise ValueError("a conversion is !r, !a or !s")
     except (TypeError, ValueError) as error:
         raise InvalidValue(
             f"{what} is {text!r}: {error}; a field of the record is {{name}}, and a brace itself "
