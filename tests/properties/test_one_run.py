@@ -200,7 +200,6 @@ def require_evaluation(held, plan):
     whole = held.trees is not None or len(held.sides) == 2
     used, own = batches.plan.options, plan.options
     assert used.overflow == (own.overflow if whole else "split")
-    assert used.packing == ("best_fit" if own.packing == "fill" else own.packing)
     assert used.align == own.align
 
 

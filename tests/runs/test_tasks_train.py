@@ -224,6 +224,7 @@ WRONG = [
     ({"eval.source": "", "eval.files": "none.txt"}, "there is no file none.txt"),
     ({"eval.source": "", "eval.tfds": "none"}, "the data set none is not in"),
     ({"eval.source": "configs.no_such:A"}, "config.eval.source is 'configs.no_such:A', which c"),
+    ({"eval.source": "configs.python_data:no"}, "'configs.python_data:no', which cannot be impor"),
     (PAIRS | {"task.kind": "masked"}, r"config.train.field is \('text', 'name'\); it must be one"),
     (PAIRS | {"tokenizer.begin": False}, "does not mark where texts begin, and a decoder"),
     ({"train.field": PAIR}, "are pairs, which have two fields, and others have one; give each"),

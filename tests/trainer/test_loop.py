@@ -41,6 +41,14 @@ def evaluations(workdir):
     return [(line["step"], line["eval_loss"]) for line in lines(workdir) if "eval_loss" in line]
 
 
+def test_an_evaluation_cuts_no_document_to_fill_a_row():
+    corpus = pipeline.Examples([np.arange(10)] * 3)
+    options = pipeline.Plan(corpus, [pipeline.Bucket(2, 14)], packing="fill").options
+    batches = evaluation_batches(corpus, options)
+    found = np.concatenate([batches.plan.batch(step).segments for step in range(len(batches))])
+    assert found[:, 1:].tolist() == [[0, 0, 9], [1, 0, 9], [2, 0, 9]]
+
+
 def test_an_evaluation_is_over_all_positions_whatever_batch_they_are_in():
     corpus = pipeline.Examples([np.arange(length) for length in (3, 20, 9, 14)])
     options = pipeline.Plan(corpus, [pipeline.Bucket(1, 19)]).options
