@@ -4,6 +4,7 @@ import functools
 import importlib.metadata
 import itertools
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -20,7 +21,7 @@ from packaging.utils import canonicalize_name
 
 import pipeline
 from tests.pages import README, SNIPPETS
-from tests.processes import ROOT
+from tests.processes import COMPILE_QUICKLY, ROOT
 
 run = functools.partial(subprocess.run, capture_output=True, text=True, timeout=300)
 
@@ -165,3 +166,24 @@ def test_all_extras_can_be_installed_together(source):
     names = [each["metadata"]["name"] for each in json.loads(done.stdout)["install"]]
     assert {"apache-beam", "sentencepiece", "ray"} <= {*names}
     assert names.count("protobuf") == 1
+
+
+@pytest.mark.slow
+def test_a_project_trains_and_goes_on(python, tmp_path):
+    shutil.copy(ROOT / "examples/linen.py", tmp_path)
+    own = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    own |= {"XLA_FLAGS": f"--xla_force_host_platform_device_count=2 {COMPILE_QUICKLY}"}
+
+    def train(directory, steps):
+        """The loss of each step of the example, on two devices."""
+        command = [python, "linen.py", f"--workdir={tmp_path / directory}", f"--steps={steps}"]
+        done = run(command, cwd=tmp_path, env=own)
+        assert done.returncode == 0, done.stdout + done.stderr
+        found = re.findall(r"^step (\d+) .* loss (\S+)$", done.stdout, re.M)
+        return {int(step): float(loss) for step, loss in found}
+
+    whole = train("whole", 8)
+    assert list(whole) == list(range(8))
+    assert whole[7] < whole[0]
+    # Stopped and gone on with, it has the same losses: parameters and moments came back.
+    assert train("parts", 4) | train("parts", 8) == whole

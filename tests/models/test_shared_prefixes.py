@@ -129,6 +129,23 @@ def test_a_group_trains_like_its_continuations_alone(attention, tables, options)
         np.testing.assert_allclose(a / count, b / count, atol=1e-5)
 
 
+@pytest.mark.parametrize("attention", ["blocked", pytest.param("dense", marks=pytest.mark.slow)])
+def test_a_continuation_changes_nothing_in_another(attention):
+    # One layer, as in the quick test above, whose program this shares.
+    config = TransformerConfig(**CONFIG | {"num_layers": 1}, attention=attention)
+    step = value_and_gradient(config, True)
+    batch, names = row_of([PAIR, TREE, DOCUMENT])
+    of_changed = np.array([name[:3] == (2, 0, 1) for name in names])
+    changed = batch | {"inputs": batch["inputs"].copy()}
+    columns = np.flatnonzero(of_changed)
+    changed["inputs"][0, columns] = changed["inputs"][0, columns] % 49 + 1
+    (_, before), _ = step(batch)
+    (_, after), _ = step(changed)
+    others = np.flatnonzero(~of_changed)
+    np.testing.assert_array_equal(before[0, others], after[0, others])
+    assert (before[0, columns] != after[0, columns]).all()
+
+
 def test_blocks_that_are_needed_have_all_that_is_seen_and_lie_apart():
     """The last continuation needs its prefix and itself, not the blocks between them."""
     group = node(17, node(32), node(32), node(8))

@@ -7,7 +7,7 @@ from flax import nnx
 
 from models import TransformerConfig, VisionDecoder, cross_entropy
 from models.layers import rotate
-from pipeline import Examples, Feature
+from pipeline import Batches, Bucket, Examples, Feature, Plan
 from tests.alone import require_same_alone
 
 FEATURES = {
@@ -55,6 +55,23 @@ def test_packed_examples_have_the_logits_and_gradients_that_they_have_alone():
         return logits, gradient
 
     require_same_alone(compute, draw_examples(), LENGTHS, 2)
+
+
+def test_a_picture_is_seen_by_the_text_that_points_to_it_alone(model):
+    state, of = model
+    examples = draw_examples()
+    plan = Plan(examples, [Bucket(2, LENGTHS)], shuffle=False)
+    batch = Batches(examples, plan)[0]
+    (_, before), _ = of(state, batch)
+    changed = int(batch["patches_segment_ids"][0].max())
+    patches = np.array(batch["patches"])  # JAX may still read the batch's own
+    patches[0][batch["patches_segment_ids"][0] == changed] ^= 255
+    (_, after), _ = of(state, {**batch, "patches": patches})
+    moved = np.abs(before - after).max(axis=-1) > 0
+    assert moved.any()
+    ids = batch["inputs_segment_ids"]
+    assert not moved[1].any()
+    assert {*ids[0][moved[0]].tolist()} == {changed}
 
 
 def test_the_positions_of_patches_count_in_both_directions():

@@ -1,7 +1,10 @@
 """Recurrent layers on packed rows: examples/recurrent.py beside each document alone."""
 
 import functools
+import os
+import re
 import runpy
+import sys
 
 import jax
 import numpy as np
@@ -10,7 +13,7 @@ from flax import nnx
 
 from pipeline import Examples
 from tests.alone import require_same_alone
-from tests.processes import ROOT
+from tests.processes import ROOT, call
 
 LENGTH = 64
 
@@ -45,3 +48,13 @@ def test_each_document_of_a_row_has_the_logits_and_gradients_that_it_has_alone(p
     # If documents begin inside chunks, the state that enters a chunk is not all that leaks.
     with pytest.raises(AssertionError):
         check(align=1, error=0.1)
+
+
+@pytest.mark.slow
+def test_the_program_learns():
+    own = {name: os.environ[name] for name in ("XLA_FLAGS", "NPROC")}
+    done = call(sys.executable, ROOT / "examples/recurrent.py", "--steps=40", **own)
+    assert done.returncode == 0, done.stderr[-3000:]
+    losses = [float(each) for each in re.findall(r" loss (\S+)$", done.stdout, re.M)]
+    assert len(losses) == 40
+    assert np.mean(losses[-5:]) < 0.7 * losses[0]

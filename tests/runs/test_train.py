@@ -20,6 +20,29 @@ def whole(text, once):
     return uninterrupted(text, once)
 
 
+def test_a_run_compiles_each_bucket_once_and_nothing_after_the_start(whole):
+    values, output = summary(whole), (whole / "output").read_text()
+    assert values["compiles_after_start"] == values["other_compiles"] == 0, output
+    buckets = re.findall(r"train_step (\w+): compiled in", output)
+    assert len({*buckets}) == len(buckets) == 2
+
+
+def test_a_run_learns_and_says_how_much(whole):
+    values = summary(whole)
+    assert values["eval_loss_last"] < values["eval_loss_first"]
+    assert values["steps"] == 30
+    log = steps(whole)
+    assert [line["step"] for line in log] == list(range(30))
+    assert {line["epoch"] for line in log} >= {0, 1}
+    assert sum(line["tokens"] for line in log) == values["tokens"]
+    evaluations = [line for line in lines(whole) if "eval_loss" in line]
+    assert [line["step"] for line in evaluations] == [0, 10, 20, 30]
+    assert evaluations[-1]["bits_per_byte"] == values["bits_per_byte"]
+    assert "padding" in (whole / "output").read_text()
+    segment_losses(whole)
+    assert list((whole / "tensorboard").iterdir())
+
+
 def test_a_run_learns_and_compiles_each_bucket_once_and_nothing_after_the_start(whole):
     values, output = summary(whole), (whole / "output").read_text()
     assert values["eval_loss_last"] < values["eval_loss_first"]
