@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 from models import TransformerConfig, VisionDecoder, cross_entropy
@@ -42,16 +43,26 @@ def draw_examples(count=7):
     return Examples(columns, features=FEATURES)
 
 
-def test_packed_examples_have_the_logits_and_gradients_that_they_have_alone():
+@pytest.fixture(scope="module")
+def model():
     graph, state = jax.jit(lambda: nnx.split(VisionDecoder(CONFIG, 12, rngs=nnx.Rngs(0))))()
 
     @jax.jit
-    def compute(batch):
+    def of(state, batch):
         def loss(state):
             logits = nnx.merge(graph, state)(*(batch[name] for name in (*FIELDS, "patch")))
             return cross_entropy(logits, batch["targets"], batch["loss_weights"]).total, logits
 
-        (_, logits), gradient = jax.value_and_grad(loss, has_aux=True)(state)
+        return jax.value_and_grad(loss, has_aux=True)(state)
+
+    return state, of
+
+
+def test_packed_examples_have_the_logits_and_gradients_that_they_have_alone(model):
+    state, of = model
+
+    def compute(batch):
+        (_, logits), gradient = of(state, batch)
         return logits, gradient
 
     require_same_alone(compute, draw_examples(), LENGTHS, 2)
