@@ -27,6 +27,7 @@ def main() -> int:
     parser.add_argument("--seeds", default="0:100", help="from and before, as 0:1000")
     parser.add_argument("--seed", type=int, help="one seed")
     parser.add_argument("--only", help="a scenario, in place of all")
+    parser.add_argument("--repeat", type=int, default=1, help="how often each seed (1)")
     parser.add_argument("--digests", action="store_true", help="prints a digest of each trace")
     parser.add_argument("--break", dest="broken", help="a fault that is planted in the project")
     parser.add_argument("--first", action="store_true", help="ends with the first that is wrong")
@@ -45,7 +46,7 @@ def main() -> int:
     seeds = range(int(first), int(last)) if asked.seed is None else [asked.seed]
     begin, busy = time.monotonic(), time.process_time()
     counts, wrong = collections.Counter[str](), 0
-    for seed in seeds:
+    for seed in [seed for seed in seeds for _ in range(asked.repeat)]:
         history, error = play(seed, asked.only)
         counts.update(history.account.counts)
         counts["histories"] += 1

@@ -33,6 +33,7 @@ class Account:
         self.steps: dict[str, int] = {}
         self.counts: collections.Counter[str] = collections.Counter()
         self._rows: dict[tuple[str, int], dict[int, tuple[str, np.ndarray]]] = {}
+        self._buckets: dict[tuple[str, int], str] = {}
         self._states: dict[tuple[str, int], Any] = {}
         self._holders: dict[str, Process] = {}
 
@@ -92,7 +93,9 @@ class Account:
 
     def see(self, reader: str, step: int, planned: Any, first: int, batch: Any, state: Any) -> None:
         """A host sees its rows of a batch, from row `first` on, and the state after it."""
-        at, names, what = (reader, step), sorted(batch), f"{reader}, step {step}"
+        at, names = (reader, step), sorted(batch)
+        bucket, what = f"{planned.bucket}", f"{reader}, step {step}"
+        self.require(self._buckets.setdefault(at, bucket) == bucket, f"{what}: shapes differ")
         self.require(self._states.setdefault(at, state) == state, f"{what}: states differ")
         epochs = np.full(planned.bucket.rows, -1)
         epochs[planned.segments[:, 0]] = planned.epoch_of_segments
@@ -117,22 +120,43 @@ class Account:
     def forget(self, reader: str, step: int) -> None:
         """The reader changes its plan from a step on."""
         self.steps.pop(reader, None)
-        for seen in (self._rows, self._states):
+        for seen in (self._rows, self._buckets, self._states):
             for at in [at for at in seen if at[0] == reader and at[1] >= step]:
                 del seen[at]
 
-    def require_each_once(self, reader: str, due: list[np.ndarray]) -> None:
-        """Refuses batches that do not have each position once in the first epoch."""
+    def require_each_once(
+        self,
+        reader: str,
+        due: list[np.ndarray],
+        held_out: list[np.ndarray],
+        limit: int,
+        *,
+        cut: bool,
+    ) -> None:
+        """Refuses batches that do not have each position once in the first epoch.
+
+        Those `held_out` have no batch, and ids from `limit` on do not count. Unless examples may be
+        `cut`, the positions of each are in one row.
+        """
         steps, every = self.steps[reader], list[np.ndarray]()
         for step in range(steps):
             rows = self._rows.get((reader, step), {})
             self.require(len(rows), f"{reader}: step {step} of {steps} was seen by no one")
             every += [row[1] for row in rows.values()]
         none = np.zeros(0, np.int64)
-        found, wanted = (np.sort(np.concatenate([none, *each])) for each in (every, due))
+        row = np.arange(len(every)).repeat([*map(len, every)])
+        learnt = np.concatenate([none, *every])
+        learnt, row = learnt[learnt < limit << 32], row[learnt < limit << 32]
+        found = np.sort(np.concatenate([learnt, *held_out]))
+        wanted = np.sort(np.concatenate([none, *due]))
         if not np.array_equal(found, wanted):
             twice = found[1:][found[1:] == found[:-1]][:5] & 0xFFFFFFFF
             never = np.setdiff1d(wanted, found)[:5] & 0xFFFFFFFF
             other = np.setdiff1d(found, wanted)[:5] & 0xFFFFFFFF
             what = f"ids {twice} come twice, {never} never, {other} are of no sealed example"
             self.require(False, f"{reader}: {what}")
+        where = dict(zip(learnt.tolist(), row.tolist(), strict=True))
+        for example in [] if cut or len(where) < len(learnt) else due:
+            rows = {where.get(position) for position in example.tolist()}
+            what = f"{reader}: the example of {example & 0xFFFFFFFF} is cut"
+            self.require(len(rows) < 2, what)

@@ -9,7 +9,7 @@ import pathlib
 import random
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,9 +18,10 @@ from pipeline import Batches, Bucket, Corpora, Corpus, Plan, Writer
 from pipeline.corpus import log
 from pipeline.corpus.corpus import open_growing
 from pipeline.corpus.engines import Processes
+from pipeline.corpus.groups import add_parents
 from pipeline.corpus.log import Log
 from pipeline.corpus.preparation import prepare_job, prepare_share
-from pipeline.corpus.tasks import CAUSAL
+from pipeline.corpus.tasks import ABOVE, CAUSAL, GROUPS
 from pipeline.corpus.tokenisation import Job
 from pipeline.errors import Exists, InvalidState, UserError
 from pipeline.fs import as_path, atomic_write, directory_lock
@@ -34,13 +35,16 @@ from pipeline.text.tokenizers import Bytes
 from tests.simulation.account import join
 from tests.simulation.history import History
 from tests.simulation.seam import really
+from tests.simulation.threads import run_together
 
-FIRST_ID = 1 << 20  # of the tokens of the second corpus
+FIRST_ID = 1 << 20  # of the tokens of the second corpus; twice that, of the third
 KINDS_OF_READERS = "", "save", "save", "save", "stat", "read", "map"
 
 BUCKETS = [[Bucket(4, 32)], [Bucket(4, 32), Bucket(4, 64)], [Bucket(4, 16), Bucket(4, 48)]]
 OPTIONS: list[dict[str, Any]] = [{}, {}, {"tiers": 2}, {"shuffle": False}, {"packing": "fill"}]
 OPTIONS += [{"packing": "none"}, {"align": 4}]
+# Groups of a prefix and continuations: for each node, how many nodes back its parent is.
+TREES = [[0, 1], [0, 1, 2], [0, 1, 1, 3]]
 
 
 class Stream:
@@ -51,15 +55,25 @@ class Stream:
         name: of the corpus, "a" or "b".
         place: its directory.
         keep_parts: as for `Writer`.
+        groups: whether some examples continue others, and belong to one group with them.
     """
 
-    def __init__(self, history: History, name: str, place: str, keep_parts: int | None = None):
+    def __init__(
+        self,
+        history: History,
+        name: str,
+        place: str,
+        keep_parts: int | None = None,
+        groups: bool = False,
+    ):
         chance = self._random = history.random
         self._history, self.name, self.place = history, name, as_path(place)
-        self.keep_parts, self.account = keep_parts, history.account
+        self.keep_parts, self.groups, self.account = keep_parts, groups, history.account
         # Parts are deleted after some chapters, while runs wait for others.
         number = chance.randint(5, 24) * (4 if keep_parts else 1)
-        sizes = [chance.randint(1, 30) for _ in range(number)]
+        trees = [chance.choice(TREES) if groups else [0] for _ in range(number)]
+        self._above = [above for tree in trees for above in tree]  # how far back its parent is
+        sizes = [chance.randint(1, 7 if groups else 30) for _ in self._above]
         ends = np.cumsum([0, *sizes]) + "abc".index(name) * FIRST_ID
         self.examples = [np.arange(*each) for each in itertools.pairwise(ends.tolist())]
         self.readers: list[Run] = []
@@ -74,7 +88,7 @@ class Stream:
         if self.keep_parts is not None:  # those who read all begin before anything is deleted
             history.scheduler.wait(lambda: all(each.holds for each in self.readers))
         due = account.acknowledged[self.name]
-        with contextlib.suppress(Exists), Writer(self.place, keep_parts=self.keep_parts) as writer:
+        with contextlib.suppress(Exists), self._open() as writer:
             begin = writer.cursor or 0
             if not history.in_bucket:
                 due = account.acknowledged[self.name]
@@ -84,8 +98,11 @@ class Stream:
             end = len(self.examples)
             if self._varies:
                 end = self._random.randint(max(begin, end // 2, 1), end)
+            while end < len(self.examples) and self._above[end]:
+                end += 1
             for number in range(begin, end):
-                writer.append(self.examples[number])
+                features = {ABOVE: self._above[number]} if self.groups else {}
+                writer.append(self.examples[number], **features)
                 if self._random.random() < 1 / self._every:
                     writer.seal(cursor=number + 1)
                     account.seal(self.name, number + 1)
@@ -93,6 +110,10 @@ class Stream:
             writer.finish()
             account.seal(self.name, writer.examples)
         account.finished.add(self.name)
+
+    def _open(self) -> Writer:
+        of_groups: Any = {"task": GROUPS, "features": add_parents({})} if self.groups else {}
+        return Writer(self.place, keep_parts=self.keep_parts, **of_groups)
 
     def start(self, writers: int = 1) -> None:
         """Starts writers that want to write at the same time, one after another."""
@@ -104,7 +125,7 @@ class Stream:
         """Refuses a corpus that is not the beginning of the stream, or has something beside it."""
         self._foreign.check()
         with contextlib.suppress(Exists):  # what a loss of power brought back goes
-            Writer(self.place, keep_parts=self.keep_parts).close()
+            self._open().close()
         last, due = Log(self.place).tail(), self.account.acknowledged[self.name]
         assert last is not None
         self.sealed = last.first + last.examples
@@ -115,8 +136,12 @@ class Stream:
         if self.keep_parts is None:
             whole = Corpus.open(self.place)
             whole.verify()
-            pairs = zip(positions_of(whole), self.due, strict=True)
-            wrong = [n for n, pair in enumerate(pairs) if not np.array_equal(*pair)]
+            found, due = positions_of(whole), self.due
+            same = [
+                np.array_equal(np.sort(one), np.sort(other))
+                for one, other in zip(found, due, strict=True)
+            ]
+            wrong = [number for number, each in enumerate(same) if not each]
             self.account.require(not wrong, f"{self.name}: examples {wrong} are other ones")
         wrong = [n for n in contents(self.place) if re.match(r"\.(?!notes)|shards/(?!\.?notes)", n)]
         ok = not wrong or self.keep_parts is not None
@@ -124,8 +149,15 @@ class Stream:
 
     @property
     def due(self) -> list[np.ndarray]:
-        """The positions that are learnt of each example that is sealed in the end."""
-        return [join(tokens[:-1], tokens[1:]) for tokens in self.examples[: self.sealed]]
+        """The positions that are learnt of each example or group that is sealed in the end."""
+        found: list[np.ndarray] = []
+        for number, above in enumerate(self._above[: self.sealed]):
+            before = self.examples[number - above][-1:] if above else []
+            tokens = np.append(before, self.examples[number]).astype(np.int64)
+            found.append(join(tokens[:-1], tokens[1:]))
+            if above:
+                found[-2:] = [np.concatenate(found[-2:])]
+        return found
 
 
 def positions_of(corpus: Any) -> list[np.ndarray]:
@@ -157,12 +189,13 @@ class Foreign:
 class Run:
     """A run that follows corpora, on hosts whose number changes; it restores states.
 
-    It may change its plan when it begins and when it goes on.
+    It may hold examples out, and change its plan when it begins and when it goes on.
 
     Args:
         history: in which it happens.
         name: of the reader.
         streams: the corpora, one or two.
+        whole: the directory of a corpus that does not grow, for a mixture of several; None: none.
         follows: whether it begins before the streams are finished.
     """
 
@@ -171,21 +204,26 @@ class Run:
         history: History,
         name: str,
         streams: Sequence[Any],
+        whole: str | None,
         follows: bool = True,
     ):
         chance = self._random = history.random
-        self._history, self.name, self._streams = history, name, streams
+        self._history, self.name, self._streams, self._whole = history, name, streams, whole
         self._account, self._follows = history.account, follows
         self._cache = f"{history.world.folder}/w/cache"
         self._limit: int | None = None  # of bytes in it
-        mixed = len(streams) > 1
+        mixed = len(streams) > 1 or whole is not None
         self._shapes = BUCKETS[: 2 if mixed else 3]
         self._keeps = any(getattr(each, "keep_parts", None) is not None for each in streams)
+        groups = any(getattr(each, "groups", False) for each in streams)
+        self._choices = [each for each in OPTIONS if not (groups and "fill" in each.values())]
         window = 10 if self._keeps else chance.choice([10, 20, 40])
-        options = {"window": window, **chance.choice(OPTIONS)}
+        options = {"window": window, **chance.choice(self._choices)}
         # The first step and the options of each stage of the plan.
         self._stages = [(0, options | {"buckets": chance.choice(self._shapes)})]
-        names = [each.name for each in streams]
+        self._hold_out = 0 if self._keeps else chance.choice([0, 0, 0.4])
+        self._held_out: dict[str, list[np.ndarray]] = {}  # by corpus, what was last seen
+        names = [*(each.name for each in streams), "c"]
         self._weights = {n: chance.choice([1, 2, 3]) for n in names} if mixed else None
         self._epochs = chance.choice([1, 1, 1, 1, 2])
         self._save = chance.choice([1, 2, 5])
@@ -211,7 +249,7 @@ class Run:
         reached = self._state["step"] if self._state else 0
         step = max(reached, self._stages[-1][0]) + chance.randint(0, 6)
         step += step % 2  # not within a block of tiers
-        changes = {"align": 1, "packing": "best_fit", **chance.choice(OPTIONS)}
+        changes = {"align": 1, "packing": "best_fit", **chance.choice(self._choices)}
         changes |= {"seed": chance.randint(0, 9), "buckets": chance.choice(self._shapes)}
         if self._weights is not None and chance.random() < 0.5:
             changes = {"weights": {n: chance.choice([1, 2, 3]) for n in self._weights}}
@@ -235,7 +273,9 @@ class Run:
                     self._account.see_part(each.name, entry)
             else:
                 corpus = self._open_whole(each.name, each.place)
-            corpora[each.name] = corpus
+            corpora[each.name] = self._split(each.name, corpus)
+        if self._whole is not None:
+            corpora["c"] = self._open_whole("c", self._whole)
         return corpora
 
     def _open_whole(self, name: str, place: Any) -> Corpus:
@@ -243,10 +283,21 @@ class Run:
         self._history.scheduler.wait(lambda: name in self._account.finished)
         if not self._history.in_bucket:
             return Corpus.open(place)
-        there = self._history.world.storage.memory.list(name).collect()
-        sizes = [each["size"] for each in there if each["path"].startswith(f"{name}/part-")]
+        objects = self._history.world.storage.objects.items()
+        sizes = [len(each[0]) for (_, key), each in objects if key.startswith(f"{name}/part-")]
         self._limit = 2 * max(sizes) + 100
         return Corpus.open(place, cache=self._cache, cache_bytes=self._limit)
+
+    def _split(self, name: str, corpus: Any) -> Any:
+        """The corpus without the examples that are held out, which stay so as it grows."""
+        if not self._hold_out:
+            return corpus
+        corpus, held_out = corpus.split(self._hold_out)
+        found = positions_of(held_out)
+        for one, other in zip(found, self._held_out.get(name, []), strict=False):
+            self._account.require(np.array_equal(one, other), f"{name}: other examples held out")
+        self._held_out[name] = found
+        return corpus
 
     def _plan(self, **hosts: int) -> Any:
         corpora = self.open()
@@ -271,6 +322,10 @@ class Run:
                 planned, batch = batches[step]
             except Ended:
                 break
+            begun = [each for start, each in self._stages if start <= step]
+            shapes = [each["buckets"] for each in begun if "buckets" in each][-1]
+            what = f"{self.name}: step {step} has {planned.bucket}"
+            self._account.require(planned.bucket in shapes, what)
             first = host * planned.bucket.rows // hosts
             step += 1
             state = json.loads(json.dumps(batches.origin.state(step)))
@@ -307,7 +362,10 @@ class Run:
         if not self._keeps:
             self.read(live=False)
         due = [each for stream in self._streams for each in stream.due]
-        self._account.require_each_once(self.name, due)
+        held_out = [each for name in self._held_out for each in self._held_out[name]]
+        limit = len(self._streams) * FIRST_ID
+        cut = any(each.get("packing") == "fill" for _, each in self._stages)
+        self._account.require_each_once(self.name, due, held_out, limit, cut=cut)
 
 
 def shrink() -> None:
@@ -325,10 +383,20 @@ def streams(history: History, root: str) -> list[Callable[[], Any]]:
     names = chance.choice(["a", "a", "ab"])
     keep = chance.choice([None, None, 1, 3]) if len(names) == 1 else None
     every = [Stream(history, name, f"{root}/{name}", keep) for name in names]
+    whole = None
+    if len(names) > 1:
+        whole = f"{root}/c"
+        sizes = [[*range(2 * FIRST_ID + 40 * n, 2 * FIRST_ID + 40 * n + 9)] for n in range(5)]
+
+        def make() -> None:
+            Corpus.from_arrays(sizes, whole)
+            history.account.finished.add("c")
+
+        history.keep("whole", make)
     for each in every:
         each.start(chance.choice([1, 1, 2]))
     few = [1, 2] if keep else [0, 1, 1, 2]
-    runs = [Run(history, f"run {n}", every) for n in range(chance.choice(few))]
+    runs = [Run(history, f"run {n}", every, whole) for n in range(chance.choice(few))]
     for each in every:
         each.readers = runs
     for run in runs:
@@ -359,6 +427,26 @@ class Documents:
         return {"text": self._texts[index]}
 
 
+class Repeating:
+    """An engine that runs items in any order, in two threads, and some of them twice."""
+
+    def __init__(self, history: History):
+        self._history = history
+
+    def run(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Generator[Any]:
+        chance = self._history.random
+        waiting = [*items, *(item for item in items if chance.random() < 0.3)]
+        chance.shuffle(waiting)
+        done = list[Any]()
+
+        def work() -> None:
+            while waiting:
+                done.append(function(waiting.pop()))
+
+        run_together([work, work])
+        yield from done
+
+
 class Preparation:
     """A corpus that processes prepare together, some of them shares of it.
 
@@ -375,10 +463,15 @@ class Preparation:
         self._source.edits = 0
         self._shares, self._ended = chance.choice([0, 1, 2, 3]), False
 
+    @property
+    def _engine(self) -> Any:
+        """This process alone, or an engine that repeats items."""
+        return Repeating(self._history) if self._history.random.random() < 0.4 else Processes(1)
+
     def prepare(self) -> None:
         """Prepares all of it."""
         with self._unless_edited():
-            prepare_job(self._job, self.place, num_workers=1, progress=False)
+            prepare_job(self._job, self.place, engine=self._engine, progress=False)
             self._ended = True
             self._source.edits = int(self._edited)  # at the latest, while shares still run
 
@@ -386,7 +479,7 @@ class Preparation:
         """Prepares a share."""
         share = number, self._shares
         with self._unless_edited():
-            prepare_share(self._job, self.place, share, engine=Processes(1), progress=False)
+            prepare_share(self._job, self.place, share, engine=self._engine, progress=False)
 
     @contextlib.contextmanager
     def _unless_edited(self) -> Iterator[None]:
@@ -456,10 +549,53 @@ def preparations(history: History, root: str) -> list[Callable[[], Any]]:
     number = history.random.choice([0, 1])
     made = Preparation(history, f"{root}/a", not number and history.random.random() < 0.5)
     made.start()
-    runs = [Run(history, f"run {n}", [made]) for n in range(number)]
+    runs = [Run(history, f"run {n}", [made], None) for n in range(number)]
     for run in runs:
         run.start()
     return [made.check, *(run.check for run in runs)]
+
+
+class Holder:
+    """Takes the lock of a directory again and again, and writes a file while it holds it."""
+
+    def __init__(self, history: History, place: str):
+        self._history, self._place = history, as_path(place)
+
+    def work(self) -> None:
+        """Holds the lock some times."""
+        history, name = self._history, "the lock"
+        for _ in range(3):
+            with contextlib.suppress(InvalidState), directory_lock(self._place, "working"):
+                token = f"{history.random.getrandbits(60):015x}"
+                if not history.in_bucket:  # there, a stopped process may believe that it has it
+                    history.account.enter(name)
+                for _ in range(history.random.randint(1, 4)):
+                    with atomic_write(self._place / "file") as file:
+                        file.write(token.encode())
+                    history.scheduler.wait(None, history.random.expovariate(1 / history.hold))
+                if not history.in_bucket:
+                    history.account.leave(name)
+
+    def check(self) -> None:
+        """Refuses a write of a holder that came after one of the next holder."""
+        seen = list[bytes]()
+        for token in self._history.world.storage.tokens.get("locked/file", []):
+            late = token in seen and seen[-1] != token
+            self._history.account.require(not late, "two hold a lock in a bucket")
+            seen.append(token)
+
+
+def locks(history: History, root: str) -> list[Callable[[], Any]]:
+    """Processes that want one lock, on one machine or on several; returns the checks."""
+    holder = Holder(history, f"{root}/locked")
+    history.hold = history.random.choice([0.01, 10, 40]) if history.in_bucket else 0.02
+    for number in range(history.random.choice([2, 3, 4])):
+        machine = f"machine {history.random.choice([0, number])}"
+        history.keep(f"holder {number}", holder.work, machine=machine)
+    if history.in_bucket:
+        for _ in range(history.random.choice([0, 1, 3])):
+            history.stall(40.0)
+    return [holder.check]
 
 
 class File:
@@ -469,36 +605,18 @@ class File:
         history: in which it happens.
         place: its directory, in which a file of somebody else is, too.
         once: whether it is written once.
-        hold: seconds between two writes, for which a writer holds the lock; None: it takes none.
     """
 
-    def __init__(self, history: History, place: str, once: bool, hold: float | None):
+    def __init__(self, history: History, place: str, once: bool):
         self._history, self._place, self._once = history, as_path(place), once
-        self._path, self._hold, self._last = self._place / "file", hold, list[bytes]()
-        # In a bucket, a stopped process may believe that it has a lock.
-        self._watched = hold is not None and not history.in_bucket
-        self._may_lose = () if hold is None else (InvalidState,)
+        self._path, self._last = self._place / "file", list[bytes]()
 
-    def work(self) -> None:
-        """Writes it some times, with the lock if there is one."""
+    def write(self) -> None:
+        """Writes it."""
+        history = self._history
         make_directory(self._place)
-        for _ in range(3):
-            with contextlib.suppress(*self._may_lose), self._lock():
-                if self._watched:
-                    self._history.account.enter("the lock")
-                self._write()
-                if self._watched:
-                    self._history.account.leave("the lock")
-
-    def _lock(self) -> contextlib.AbstractContextManager[Any]:
-        if self._hold is None:
-            return contextlib.nullcontext()
-        return directory_lock(self._place, "working")
-
-    def _write(self) -> None:
-        chance = self._history.random
-        token = f"{chance.getrandbits(60):015x}".encode()
-        content = (token + b" ") * chance.choice([1, 10, 1000])
+        token = f"{history.random.getrandbits(60):015x}".encode()
+        content = (token + b" ") * history.random.choice([1, 10, 1000])
         for broken in [True, False] if self._once else [True, False, False]:
             with (
                 contextlib.suppress(FileExistsError, ZeroDivisionError),
@@ -508,9 +626,9 @@ class File:
                 if broken:
                     file.write(b"half")
                     raise ZeroDivisionError
-            if self._once and not broken and self._path.read_bytes() == content:
-                self._last.append(content)
-            self._history.scheduler.wait(None, chance.expovariate(1 / (self._hold or 0.01)))
+            if not broken and self._path.read_bytes() == content:
+                self._last = [*self._last, content] if self._once else [content]
+            history.scheduler.wait(None, 0.01)
 
     def read(self) -> None:
         """Reads it some times."""
@@ -525,35 +643,21 @@ class File:
         self._history.account.require(whole, f"a file is {content[:40]!r}, not whole")
 
     def check(self) -> None:
-        """Refuses one that is not whole, or is another one than was acknowledged.
-
-        With a lock, no write of a holder comes after one of the next holder.
-        """
-        require, seen = self._history.account.require, list[bytes]()
-        if self._hold is None:
-            content = self._path.read_bytes()
-            self._require_whole(content)
-            require({*self._last} <= {content}, "a file that is written once has changed")
-            return
-        for token in self._history.world.storage.tokens.get("files/file", []):
-            late = token in seen and seen[-1] != token
-            require(not late, "two hold a lock in a bucket")
-            seen.append(token)
+        """Refuses a file that is not whole, or another one than was acknowledged."""
+        content = self._path.read_bytes()
+        self._require_whole(content)
+        if self._once:
+            same = not self._last or {*self._last} == {content}
+            self._history.account.require(same, "a file that is written once has changed")
 
 
-def files(history: History, root: str, *, locked: bool) -> list[Callable[[], Any]]:
-    """Processes that write one file, on one machine or on several; returns the checks."""
-    chance, hold = history.random, None
-    if locked:
-        hold = chance.choice([0.01, 10, 40]) if history.in_bucket else 0.02
-    one = File(history, f"{root}/files", not locked and chance.random() < 0.3, hold)
+def files(history: History, root: str) -> list[Callable[[], Any]]:
+    """Processes that write one file; returns the checks."""
+    one = File(history, f"{root}/files", history.random.random() < 0.3)
     foreign = Foreign(history, as_path(f"{root}/files"))
-    for number in range(chance.choice([2, 3, 4])):
-        machine = f"machine {chance.choice([0, number])}"
-        history.keep(f"writer {number}", one.work, machine=machine)
+    for number in range(history.random.choice([2, 3])):
+        history.keep(f"writer {number}", one.write)
     history.keep("reader", one.read)
-    for _ in range(chance.choice([0, 1, 3]) if locked and history.in_bucket else 0):
-        history.stall(40.0)
     return [one.check, foreign.check]
 
 
@@ -562,10 +666,10 @@ NUMBER = Feature("example", dtype=np.int32)
 
 def finished_corpora(history: History, root: str) -> list[Callable[[], Any]]:
     """A finished corpus, runs on it and those who add a feature; returns the checks."""
-    stream = Stream(history, "a", f"{root}/a")
+    stream = Stream(history, "a", f"{root}/a", groups=history.random.random() < 0.4)
     stream.start()
     numbers = range(history.random.choice([1, 2]))
-    runs = [Run(history, f"run {n}", [stream], follows=False) for n in numbers]
+    runs = [Run(history, f"run {n}", [stream], None, follows=False) for n in numbers]
     for run in runs:
         run.start()
 
@@ -590,6 +694,6 @@ SCENARIOS: dict[str, Callable[[History, str], list[Callable[[], Any]]]] = {
     "streams": streams,
     "preparations": preparations,
     "finished": finished_corpora,
-    "locks": functools.partial(files, locked=True),
-    "files": functools.partial(files, locked=False),
+    "locks": locks,
+    "files": files,
 }

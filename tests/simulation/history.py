@@ -22,6 +22,7 @@ class History:
     Attributes:
         account: what they saw.
         in_bucket: whether all is in a bucket, where kills hit requests.
+        hold: seconds for which a lock is held.
     """
 
     def __init__(self, world: World):
@@ -30,7 +31,7 @@ class History:
         self.account = Account(world.scheduler)
         self._running: list[Process] = []
         self._left = 0
-        self.in_bucket, self.scenario = False, ""
+        self.in_bucket, self.scenario, self.hold = False, "", 0.0
 
     def operate(self, name: str, work: Callable[[], Any]) -> None:
         """Lets a thread of the world do something, such as starting processes."""

@@ -68,16 +68,16 @@ Change = tuple[str, list[tuple[str, Node]]]
 class Disk:
     """What is in the directory `root`.
 
-    A loss of power keeps, for each folder apart, as many changes of names as it likes after the
-    last sync of that folder. What a journal keeps, the first changes of all, is a case of this.
-
     Attributes:
+        strict: whether a loss of power keeps, for each folder apart, as many changes as it likes
+            after the last sync of that folder; else it keeps the first changes of all, as a journal
+            does, which each sync of anything writes.
         full, was_full: whether nothing can be written now, or could not before.
     """
 
     def __init__(self, root: str, chance: random.Random):
         self.root, self._random = root, chance
-        self.full = self.was_full = False
+        self.strict = self.full = self.was_full = False
         self.descriptors: dict[int, File] = {}
         self._files: dict[int, File] = {}
         self._durable: dict[str, Node] = {}
@@ -197,6 +197,8 @@ class Disk:
             self._commit([each for each in self._pending if each[0] == file.path])
         elif file.dirty:
             file.synced, file.dirty = file.read(), False
+        if not self.strict:
+            self._commit(list(self._pending))
 
     def _commit(self, changes: list[Change]) -> None:
         for change in changes:
@@ -208,9 +210,12 @@ class Disk:
 
     def lose_power(self) -> list[str]:
         """Makes the directory what a loss of power leaves, in words."""
-        for folder in sorted({folder for folder, _ in self._pending}):
-            mine = [each for each in self._pending if each[0] == folder]
-            self._commit(mine[: self._random.randint(0, len(mine))])
+        if self.strict:
+            for folder in sorted({folder for folder, _ in self._pending}):
+                mine = [each for each in self._pending if each[0] == folder]
+                self._commit(mine[: self._random.randint(0, len(mine))])
+        else:
+            self._commit(self._pending[: self._random.randint(0, len(self._pending))])
         lost = [path for _, names in self._pending for path, _ in names]
         self._pending.clear()
         contents, story = dict[File, bytes](), [f"the last changes of {len(lost)} names are lost"]

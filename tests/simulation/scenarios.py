@@ -17,6 +17,7 @@ def play(seed: int, only: str | None = None) -> tuple[History, Wrong | None]:
         os.environ["XDG_CACHE_HOME"] = f"{world.folder}/w/caches"
         cache.default_directory.cache_clear()
         history.scenario = only or chance.choice(["streams", *SCENARIOS])
+        world.disk.strict = chance.random() < 0.5
         history.in_bucket = chance.random() < 0.3
         root = "s3://bucket" if history.in_bucket else f"{world.folder}/w"
         if history.in_bucket:

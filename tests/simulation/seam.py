@@ -260,7 +260,8 @@ def _open_bucket(path: Any) -> tuple[Bucket, str]:
 
     world = _world()
     assert world is not None
-    return Bucket(world.storage), objects.split(path)[1]
+    bucket, key = objects.split(path)
+    return Bucket(world.storage, bucket), key
 
 
 class _Time:

@@ -18,14 +18,21 @@ def simulate(*words: str) -> tuple[bool, list[str]]:
 def test_histories_keep_what_is_promised_and_a_seed_has_one_trace():
     holds, said = simulate("--seeds", "0:10", "--digests")
     assert holds, "\n".join(said)
-    _, alone = simulate("--seed", "1", "--digests")  # not after another one in its process
-    assert alone[0] == said[1]
+    again, twice = simulate("--seeds", "0:2", "--digests", "--repeat", "2")
+    assert again
+    assert twice[:4] == [said[0], said[0], said[1], said[1]]
 
 
 @pytest.mark.slow
 def test_many_histories_keep_what_is_promised():
     holds, said = simulate("--seeds", "1000:1120")
     assert holds, "\n".join(said)
+
+
+@pytest.mark.slow
+def test_a_seed_has_one_trace_a_hundred_times():
+    _, said = simulate("--seed", "7", "--digests", "--repeat", "100")
+    assert len({*said[:100]}) == 1
 
 
 # Without these, the simulator might have gone blind.

@@ -157,11 +157,26 @@ class Pool:
                 if errors:
                     return
 
-        tasks = [start(f"{n}", work) for n in range(min(self._number, len(items)))]
-        wait(lambda: all(task.done for task in tasks))
+        run_together([work] * min(self._number, len(items)))
         if errors:
             raise errors[min(errors)]
         return iter([results[number] for number in range(len(items))])
+
+
+def run_together(works: list[Callable[[], Any]]) -> None:
+    """Runs functions in threads of the running process; raises the first of their errors."""
+    errors = list[Exception]()
+
+    def guarded(work: Callable[[], Any]) -> None:
+        try:
+            work()
+        except Exception as error:
+            errors.append(error)
+
+    tasks = [start(f"{n}", lambda work=work: guarded(work)) for n, work in enumerate(works)]
+    wait(lambda: all(task.done for task in tasks))
+    if errors:
+        raise errors[0]
 
 
 class Module:
