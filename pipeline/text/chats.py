@@ -51,8 +51,9 @@ class Chat:
         last_only: whether the last turn that has a weight is the only one with loss.
         null: the text of a turn whose content is null or missing; default None: that is an error.
         unknown: what to do with other fields of a turn that hold text or lists, such as calls of
-            tools or reasoning, and with `BESIDE_TURNS` of the record: "count" (default) leaves them
-            out, and `prepare` logs how many records have them; "error" refuses the record.
+            tools or reasoning, and with `system`, `tools`, `functions`, `documents` and
+            `chat_template_kwargs` of the record: "count" (default) leaves them out, and `prepare`
+            logs how many records have them; "error" refuses the record.
 
     Raises:
         ValueError: `weights` does not map roles to numbers, or another argument is not as above.
