@@ -1,5 +1,6 @@
 """The package as another project has it: installed into its environment, without the repository."""
 
+import ast
 import functools
 import importlib.metadata
 import itertools
@@ -37,22 +38,45 @@ def source(tmp_path_factory):
     return source
 
 
+def make_environment(place):
+    """The Python of a new environment, and the folder of its packages."""
+    venv.create(place, with_pip=False, symlinks=True)
+    python = place / "bin/python"
+    asked = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    return python, pathlib.Path(subprocess.check_output([python, "-c", asked], text=True).strip())
+
+
+PATHS = sorted({*site.getsitepackages(), *map(sysconfig.get_path, ("purelib", "platlib"))})
+
+
 @pytest.fixture(scope="module")
 def python(source, tmp_path_factory):
-    """The Python of a new environment that has what `pip install` of the package alone installs.
+    """The Python of a new environment with the package installed, and this one's packages.
 
-    Its packages are the package, and links to the files of those that it needs.
+    They are found by a path file, which does not read the path files of this environment: so the
+    package is the installed one even if this environment has it in place.
     """
-    place = tmp_path_factory.mktemp("environment")
-    venv.create(place, with_pip=False, symlinks=True)
-    asked = [place / "bin/python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
-    packages = pathlib.Path(subprocess.check_output(asked, text=True).strip())
+    python, packages = make_environment(tmp_path_factory.mktemp("environment"))
+    (packages / "dependencies.pth").write_text("\n".join(PATHS) + "\n")
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet"]
-    done = run([sys.executable, "-m", "pip", "install", *options, "--target", packages, source])
+    command = [sys.executable, "-m", "pip", "install", *options, "--target", packages, source]
+    done = run(command)
     assert done.returncode == 0, done.stdout + done.stderr
-    here = {*site.getsitepackages(), *map(sysconfig.get_path, ("purelib", "platlib"))}
+    return python
+
+
+@pytest.fixture(scope="module")
+def bare_python(python, tmp_path_factory):
+    """The Python of an environment that has what `pip install` of the package alone installs.
+
+    Its packages are links to the files of the package, and of those that it needs, with theirs.
+    """
+    bare, packages = make_environment(tmp_path_factory.mktemp("bare"))
+    asked = "import pipeline; print(pipeline.__path__[0])"
+    installed = subprocess.check_output([python, "-I", "-c", asked], text=True).strip()
+    found = importlib.metadata.distributions(path=[os.path.dirname(installed), *PATHS])
     by_name = {}
-    for each in importlib.metadata.distributions(path=[str(packages), *sorted(here)]):
+    for each in found:
         by_name.setdefault(canonicalize_name(each.metadata["Name"]), each)
     todo, done = [("lockstep-pipeline", "")], set()
     while todo:
@@ -64,12 +88,12 @@ def python(source, tmp_path_factory):
                 )
                 todo += [each for each in names if each not in done]
         done.add(wanted)
-    for name in {name for name, _ in done} - {"lockstep-pipeline"}:
+    for name in {name for name, _ in done}:
         for file in by_name[name].files:
             if ".." not in file.parts:  # a script
                 (packages / file).parent.mkdir(parents=True, exist_ok=True)
                 (packages / file).symlink_to(file.locate())
-    return asked[0]
+    return bare
 
 
 @pytest.fixture
@@ -107,6 +131,21 @@ def test_planning_there_needs_numpy_only(printed):
     assert said == ["[]"]
 
 
+def test_what_is_always_imported_is_a_dependency():
+    modules = set()
+    for path in (ROOT / "pipeline").rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ImportFrom):
+                modules.add(node.module)
+            elif isinstance(node, ast.Import):
+                modules |= {alias.name for alias in node.names}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = [Requirement(each).name for each in project["dependencies"]]
+    files = [file for each in declared for file in importlib.metadata.files(each)]
+    names = {module.partition(".")[0] for module in modules} - sys.stdlib_module_names
+    assert names <= {"pipeline", *(file.parts[0].removesuffix(".py") for file in files)}
+
+
 # The README's commands that need no training, in one process, as each imports JAX.
 WITHOUT_TRAINING = """
 import importlib, pathlib, pkgutil, sys
@@ -127,7 +166,7 @@ if __name__ == "__main__":
 """
 
 
-def test_what_the_readme_shows_without_training_needs_no_extra(python, tmp_path):
+def test_what_the_readme_shows_without_training_needs_no_extra(bare_python, tmp_path):
     (tmp_path / "zen.txt").write_text("pack the rows\n" * 500 + "of every length\n")
     (prepare,) = re.findall(r"^lockstep (prepare) (.+) (--into) (\w+)$", README.read_text(), re.M)
     commands = [[*prepare], ["report", "zen", "--html", "report.html"]]
@@ -136,12 +175,12 @@ def test_what_the_readme_shows_without_training_needs_no_extra(python, tmp_path)
     (snippet,) = (each for each in SNIPPETS if "lengths = np.array([300, 200" in each.content)
     (tmp_path / "snippet.py").write_text(snippet.content)
     (tmp_path / "all.py").write_text(WITHOUT_TRAINING.replace("COMMANDS", repr(commands)))
-    said = run([python, "-m", "pipeline", "--version"], cwd=tmp_path)
+    said = run([bare_python, "-m", "pipeline", "--version"], cwd=tmp_path)
     assert said.stdout == f"lockstep {pipeline.__version__}\n", said.stderr
-    done = run([python, "all.py"], cwd=tmp_path)
+    done = run([bare_python, "all.py"], cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     for name in ("flax", "optax", "orbax", "tensorflow_datasets", "sentencepiece", "pytest"):
-        assert "ModuleNotFoundError" in run([python, "-c", f"import {name}"]).stderr
+        assert "ModuleNotFoundError" in run([bare_python, "-c", f"import {name}"]).stderr
 
 
 def test_the_citation_names_the_version_of_the_package():

@@ -38,7 +38,13 @@ from pipeline.corpus.tokenisation import Job, Notes, OnError, add_notes
 from pipeline.corpus.work import Work
 from pipeline.corpus.writer import finish
 from pipeline.errors import InvalidState, InvalidValue, counted, name_some, require_type
-from pipeline.fs.atomic import as_path, atomic_write, directory_lock, is_local
+from pipeline.fs.atomic import (
+    as_path,
+    atomic_write,
+    directory_lock,
+    is_local,
+    remove_leftovers,
+)
 from pipeline.text.features import Feature
 from pipeline.text.sources import Sharded, Source
 from pipeline.text.sources.source import Shard
@@ -207,6 +213,8 @@ def prepare_job(
                 _prepare(work, engine, progress)
     if (work.last / SHARDS).exists():  # a process was killed between the manifest and this
         work.remove_logs()
+    for place in work.places.values():  # or came late, and was killed
+        remove_leftovers(place, TEMPORARY)
     made = {side: Corpus(place) for side, place in work.places.items()}
     for side, corpus in made.items():
         require_same_origin(work.places[side], corpus.origin, origin)

@@ -213,7 +213,8 @@ def remove_leftovers(folder: epath.Path, names: re.Pattern[str]) -> None:
     """Removes local temporary files with such names; only a late process may be writing one."""
     for left in list_folder(folder) if is_local(folder) else ():
         if names.fullmatch(left.name):
-            left.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # the folder may be read-only
+                left.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -107,9 +107,13 @@ def test_a_finished_corpus_is_opened_at_once(source, tmp_path, monkeypatch):
     monkeypatch.setattr(preparation, "directory_lock", None)
     (tmp_path / "corpus" / "shards").mkdir()  # as a kill leaves it, after the manifest was written
     (tmp_path / "corpus" / "shards" / "000000-00000.json").touch()
-    again = prepare(TextFiles(source.files), Bytes(), tmp_path / "corpus")
-    assert again.fingerprint == first.fingerprint
-    assert not (tmp_path / "corpus" / "shards").exists()
+    late = tmp_path / "corpus" / f".part-000000-00000.arrow.{7:032x}.tmp"  # of a share killed later
+    for _ in range(2):
+        late.touch()
+        again = prepare(TextFiles(source.files), Bytes(), tmp_path / "corpus")
+        assert again.fingerprint == first.fingerprint
+        assert not (tmp_path / "corpus" / "shards").exists()
+        assert not late.exists()
 
 
 class Ending(engines.Processes):

@@ -5,11 +5,10 @@ It reads a case as JSON from a line of its input, and writes what became of it.
 
 import asyncio
 import atexit
-import contextlib
 import itertools
 import json
 import os
-import pathlib
+import select
 import signal
 import sys
 import tempfile
@@ -22,7 +21,6 @@ import pipeline
 from pipeline import Batches, Bucket, Examples, Feature, Plan
 from pipeline.corpus.reader import Reader
 from pipeline.corpus.writer import Writer
-from tests.processes import Stuck, wait
 
 LIMIT = 20.0  # seconds until a child counts as stuck
 LATER = 2  # calls before the one that stalls or raises
@@ -37,28 +35,47 @@ ERRORS = {
 
 
 def main():
-    """Forks a child for each line, which returns its case and the file for what it says."""
+    """Forks a child for each line, and reports its seconds from its end to Python's."""
     for line in sys.stdin:
-        file, name = tempfile.mkstemp()
-        if not (child := os.fork()):
-            return json.loads(line), file
-        with contextlib.suppress(Stuck):
-            wait(child, pathlib.Path(name), LIMIT)
-        print(json.dumps(pathlib.Path(name).read_text().splitlines()), flush=True)
-        os.close(file)
-        os.unlink(name)
+        ours, theirs = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(ours)
+            return json.loads(line), theirs
+        os.close(theirs)
+        print(json.dumps(watch(child, ours, json.loads(line)["end"])), flush=True)
+        os.close(ours)
     return None
 
 
-def run(what, where, end, file):
+def watch(child, pipe, end):
+    began, begin, end_of_loop, said = time.monotonic(), None, None, ""
+    while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+        if select.select([pipe], [], [], 0.01)[0]:
+            said += (new := os.read(pipe, 10_000).decode())
+            if "stalls" in new and end == "ctrl-c":
+                time.sleep(0.05)  # until the main thread waits for it
+                begin = time.monotonic()
+                os.kill(child, signal.SIGINT)
+            elif "ends" in new and begin is None:
+                begin = time.monotonic()
+            if "at exit" in new:
+                end_of_loop = time.monotonic()
+        if time.monotonic() - (begin or began) > LIMIT:
+            os.kill(child, signal.SIGKILL)
+    seconds = (end_of_loop or time.monotonic()) - (begin or began)
+    return {
+        "seconds": seconds,
+        "code": os.waitstatus_to_exitcode(ended[1]),
+        "said": said.split("\n"),
+    }
+
+
+def run(what, where, end, pipe):
     """Loads until `what` happens at `where`, and then ends in the way of `end`."""
 
     def say(*words):
-        os.write(file, (" ".join(map(str, (time.monotonic(), *words))) + "\n").encode())
-
-    def interrupt():
-        say("ends")
-        os.kill(os.getpid(), signal.SIGINT)
+        os.write(pipe, (" ".join(map(str, words)) + "\n").encode())
 
     armed, happened, calls = threading.Event(), threading.Event(), itertools.count()
 
@@ -68,8 +85,7 @@ def run(what, where, end, file):
         happened.set()
         if what in ERRORS:
             raise ERRORS[what]("mine")
-        if end == "ctrl-c":
-            threading.Timer(0.05, interrupt).start()  # when the main thread waits for it
+        say("stalls")
         if what == "sleep":
             time.sleep(3600)
         elif what == "wait":
@@ -135,7 +151,7 @@ def run(what, where, end, file):
 
     if end == "ctrl-c" and what not in ERRORS:
         if where == "follow":
-            threading.Timer(1, interrupt).start()
+            threading.Timer(1, say, ["stalls"]).start()
         return loop()
     if what in ERRORS:
         try:
@@ -144,7 +160,8 @@ def run(what, where, end, file):
             causes = [error, error.__cause__, error.__context__]
             say("error", *(type(each).__name__ for each in causes), str(error).replace("\n", " "))
     else:
-        if where in ("score", "pack"):
+        own = where in ("score", "pack") or end == "another thread"
+        if own:
             threading.Thread(target=loop, daemon=True).start()
         elif hasattr(iterator, "start_prefetch"):
             next(iterator)
@@ -159,6 +176,8 @@ def run(what, where, end, file):
     elif end == "with" and hasattr(iterator, "__enter__"):
         with iterator:
             pass
+    elif end == "break" and where not in ("score", "pack") and what in ERRORS:
+        del iterator
     elif end == "exception":
         raise ValueError("the end")
     return None
@@ -167,5 +186,5 @@ def run(what, where, end, file):
 if __name__ == "__main__" and (case := main()):
     # The first to be registered is the last to be called. What Python then does takes a second if
     # the machine is busy, also without a loader.
-    atexit.register(lambda: os.write(case[1], b"%f exits\n" % time.monotonic()))
-    run(**case[0], file=case[1])
+    atexit.register(os.write, case[1], b"at exit\n")
+    run(**case[0], pipe=case[1])
