@@ -41,6 +41,8 @@ def main():
         child = os.fork()
         if child == 0:
             os.close(ours)
+            # A job in the background of a shell ignores it.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             return json.loads(line), theirs
         os.close(theirs)
         print(json.dumps(watch(child, ours, json.loads(line)["end"])), flush=True)
