@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 import pipeline
-from pipeline import Bucket, Examples, Plan, errors
+from pipeline import Bucket, Examples, Feature, Plan, errors
 from pipeline.corpus import INPUTS
 from pipeline.loading.loader import LoadOptions
 from pipeline.planning.options import PlanOptions
+from pipeline.text import sources, templates, tokenizers
 from pipeline.trainer import corpora
 from tests.processes import ROOT
 
@@ -184,3 +185,26 @@ OPTIONS = {
 def test_an_option_that_cannot_be_is_named(call, option, tmp_path):
     with pytest.raises(errors.UserError, match=option):
         call(tmp_path, **{option: object()})
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: templates.Chat(null=5), "null is 5; it must be a text"),
+        (lambda: templates.Chat()({"messages": [["user", "a"]]}), "turn 0"),
+        (lambda: templates.Pair.of("ab"), "fields is 'ab'; it must be two"),
+        (lambda: sources.TextFiles([]), "no files were given"),
+        (lambda: sources.TextFiles([5]), "5 is no name of a file"),
+        (lambda: tokenizers.HuggingFace("nowhere.json"), "there is no .* tokenizer nowhere.json"),
+        (lambda: Examples([[1]], features={"a": "example"}), r"features\['a'\] is 'example'"),
+        (lambda: Examples([{"input_ids": [1]}]), "a record with the fields input_ids"),
+        (lambda: Examples([[-1, 2]]), "holds the token id -1; ids are 0 to 2"),
+        (
+            lambda: Examples({"tokens": [[1]], "a": ["x"]}, features={"a": Feature("example")}),
+            "give booleans or numbers",
+        ),
+    ],
+)
+def test_what_is_no_text_file_or_number_is_refused_by_name(call, said):
+    with pytest.raises(errors.UserError, match=said):
+        call()
