@@ -119,52 +119,21 @@ class Jinja:
         if not turns:
             raise InvalidValue(f"{what} are empty")
         tools = _read_tools(record.get(self._tools), f"its {self._tools}")
-        if tools and _has_null(tools):
-            note(NULLS, f"its {self._tools} are {tools!r:.60}")
-        render = functools.partial(self._render, tools=tools)
-        marked = render(turns)
+        marked = self._render(turns, tools)
         text = _strip(marked)
-        self._note_others(turns, marked, render, what)
-        for number, turn in enumerate(turns):
-            place, content = f"turn {number} of {what}", turn.get("content")
-            if isinstance(content, list | Mapping) and f"{content}" in text:
-                raise InvalidValue(
-                    f"the chat template spells the content of {place} as Python does, "
-                    f"{f'{content}':.60}; give its text, or a template that reads such parts"
-                )
-            if missing := [each for each in _contents(turn) if each.strip() not in text]:
-                note(CHANGED, f"{place} has {missing[0]!r:.60}")
-            if turn.get("role") != "assistant" and weigh(turn, 0.0, place):
-                note(WEIGHED, place)
-        for name in BESIDE_TURNS:
-            value = record.get(name)
-            if name == self._tools:
-                unused = bool(tools) and self._render(turns, None) == marked
-            else:
-                spelt = isinstance(value, str) and value.strip() in text
-                unused = isinstance(value, str | list | Mapping) and bool(value) and not spelt
-            if unused:
-                note(NOT_RENDERED.format("a field", name), f"it has {value!r:.60}")
+        _note_contents(turns, text, what)
+        self._note_unused(record, turns, tools, marked)
         answers = [n for n, turn in enumerate(turns) if turn.get("role") == "assistant"]
         answers = answers[-1:] if self._last_only else answers
-        if BEGIN in marked:
-            regions = _regions(marked)[-1:] if self._last_only else _regions(marked)
-            if len(regions) != len(answers):
-                raise InvalidValue(
-                    f"{what} have {len(answers)} turns of the assistant, and the template marks "
-                    f"{len(regions)} texts as generated; correct the record or the template"
-                )
-        else:
-            regions = [self._find_region(turns, n, text, render, what) for n in answers]
+        regions = self._find_regions(turns, tools, answers, marked)
         rest, done, spans = self._find_marks(turns, tools, text), 0, list[tuple[str, float]]()
         for number, (begin, end) in zip(answers, regions, strict=True):
             before, rest = rest.split_at(begin - done)
             answer, rest = rest.split_at(end - begin)
             place = f"turn {number} of {what}"
-            weight = weigh(turns[number], 1.0, place)
             if [own for text, own in answer.parts if text.strip()][-1:] != [True]:
                 note(ENDLESS, place)
-            spans += [(before, 0.0), (answer, weight)]
+            spans += [(before, 0.0), (answer, weigh(turns[number], 1.0, place))]
             done = end
         return [*spans, (rest, 0.0)] if rest or not spans else spans
 
@@ -176,18 +145,31 @@ class Jinja:
         except Exception as error:  # a template may raise anything
             raise InvalidValue(f"the chat template fails: {error}") from error
 
-    def _find_region(
-        self, turns: Sequence[Any], number: int, whole: str, render: Any, what: str
-    ) -> tuple[int, int]:
-        """Where an answer begins and ends in the whole text."""
-        before, after = render(turns[:number], prompt=True), render(turns[: number + 1])
-        if not (whole.startswith(after) and after.startswith(before)):
-            raise InvalidValue(
-                f"the chat template spells turn {number} of {what} otherwise when other turns "
-                "follow it, or than its prompt, so its text cannot be told from the rest; give "
-                "last_only=True, or a template with {% generation %}"
-            )
-        return len(before), len(after)
+    def _find_regions(
+        self, turns: Sequence[Any], tools: Any, answers: Sequence[int], marked: str
+    ) -> list[tuple[int, int]]:
+        """Where each answer begins and ends in the text without marks of generations."""
+        if BEGIN in marked:
+            regions = _regions(marked)[-1:] if self._last_only else _regions(marked)
+            if len(regions) != len(answers):
+                raise InvalidValue(
+                    f"its {self._messages} have {len(answers)} turns of the assistant, and the "
+                    f"template marks {len(regions)} texts as generated; correct the record or the "
+                    "template"
+                )
+            return regions
+        regions = []
+        for number in answers:
+            before = self._render(turns[:number], tools, prompt=True)
+            after = self._render(turns[: number + 1], tools)
+            if not (marked.startswith(after) and after.startswith(before)):
+                raise InvalidValue(
+                    f"the chat template spells turn {number} of its {self._messages} otherwise "
+                    "when other turns follow it, or than its prompt, so its text cannot be told "
+                    "from the rest; give last_only=True, or a template with {% generation %}"
+                )
+            regions.append((len(before), len(after)))
+        return regions
 
     def _find_marks(self, turns: Sequence[Any], tools: Any, text: str) -> Markup:
         """A text in which the marks that the template put there, and no others, are markup.
@@ -213,17 +195,47 @@ class Jinja:
         pieces = re.split(f"({'|'.join(map(re.escape, self._marks)) or '(?!)'})", tainted)
         return join(*((each.replace(TAINT, ""), n % 2 == 1) for n, each in enumerate(pieces)))
 
-    def _note_others(self, turns: Sequence[Any], marked: str, render: Any, what: str) -> None:
-        """Notes fields of turns that the template does not render."""
-        names = dict.fromkeys(name for turn in turns for name in turn)
-        for name in names.keys() - {"role", "content", *WEIGHTS_OF_TURNS}:
+    def _note_unused(
+        self, record: Mapping[str, Any], turns: Sequence[Any], tools: Any, marked: str
+    ) -> None:
+        """Notes what the template does not render: fields of turns, tools, other fields."""
+        if tools and _has_null(tools):
+            note(NULLS, f"its {self._tools} are {tools!r:.60}")
+        for name in dict.fromkeys(name for turn in turns for name in turn):
             holders = [
                 n for n, turn in enumerate(turns) if turn.get(name) and any(texts_in(turn[name]))
             ]
+            if name in ("role", "content", *WEIGHTS_OF_TURNS) or not holders:
+                continue
             others = [{key: turn[key] for key in turn if key != name} for turn in turns]
-            if holders and render(others) == marked:
-                first = f"turn {holders[0]} of {what} has {turns[holders[0]][name]!r:.60}"
-                note(NOT_RENDERED.format("turns with", name), first)
+            if self._render(others, tools) == marked:
+                first = turns[holders[0]][name]
+                place = f"turn {holders[0]} of its {self._messages}"
+                note(NOT_RENDERED.format("turns with", name), f"{place} has {first!r:.60}")
+        for name in BESIDE_TURNS:
+            value = record.get(name)
+            if name == self._tools:
+                unused = bool(tools) and self._render(turns, None) == marked
+            else:
+                spelt = isinstance(value, str) and value.strip() in marked
+                unused = isinstance(value, str | list | Mapping) and bool(value) and not spelt
+            if unused:
+                note(NOT_RENDERED.format("a field", name), f"it has {value!r:.60}")
+
+
+def _note_contents(turns: Sequence[Mapping[str, Any]], text: str, what: str) -> None:
+    """Notes contents that are not in the text as they are; refuses those that Python spelt."""
+    for number, turn in enumerate(turns):
+        place, content = f"turn {number} of {what}", turn.get("content")
+        if isinstance(content, list | Mapping) and f"{content}" in text:
+            raise InvalidValue(
+                f"the chat template spells the content of {place} as Python does, "
+                f"{f'{content}':.60}; give its text, or a template that reads such parts"
+            )
+        if missing := [each for each in _contents(turn) if each.strip() not in text]:
+            note(CHANGED, f"{place} has {missing[0]!r:.60}")
+        if turn.get("role") != "assistant" and weigh(turn, 0.0, place):
+            note(WEIGHED, place)
 
 
 def _contents(turn: Mapping[str, Any]) -> list[str]:
