@@ -95,10 +95,10 @@ def fit_buckets(
         tokens_per_batch: the most positions in a batch, those of each side times its cost. A bucket
             has as many rows as fit.
         max_buckets: the most buckets; each is one compilation of the training step.
-        max_length: the most positions in a row; one number for all sides, `(inputs, targets)` for
-            pairs, or numbers by name. `overflow` applies to longer examples. If all examples are
-            shorter, rows may still be up to `max_length` long if that reduces padding. Default
-            None: the longest bucket holds the longest example.
+        max_length: the most positions in a row, rounded up to `length_multiple`; one number for all
+            sides, `(inputs, targets)` for pairs, or numbers by name. `overflow` applies to longer
+            examples. If all examples are shorter, rows may still be that long if that reduces
+            padding. Default None: the longest bucket holds the longest example.
         length_multiple: bucket lengths are multiples of this; default 128. None: 128, or 64, 32 or
             16 if that saves 2% of the cost, as with short examples. One number is for all sides
             that cost something; or numbers for all sides by name.
