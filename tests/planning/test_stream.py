@@ -1,10 +1,13 @@
-"""Streams of passes: independent orders, windows made once, states that say what differs."""
+"""Streams of passes: independent orders, and windows made once, of few files, in little memory."""
 
 import concurrent.futures
 import gc
+import itertools
 import pickle
 import threading
+import tracemalloc
 import weakref
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -16,7 +19,7 @@ from pipeline.planning.assembly import Assembly
 from pipeline.planning.cache import WindowCache
 from pipeline.planning.options import Options
 from pipeline.planning.stream import Pass
-from tests.planning.corpora import digests
+from tests.planning.corpora import digests, lognormal
 from tests.properties.accounts import batches_of
 
 EQUAL, ANY = np.full(400, 8), np.random.default_rng(5).integers(1, 30, 400)
@@ -189,3 +192,114 @@ def test_a_plan_that_is_dropped_is_freed_at_once(options):
         assert not any(each() for each in kept)
     finally:
         gc.enable()
+
+
+# ---- windows of whole files: batches need few of them
+
+FILED = Bucket(8, 32), Bucket(6, 64), Bucket(4, 128)
+
+
+def some_files(seed=0):
+    """40 files of up to 59 examples, which differ much from one another in their lengths."""
+    rng = np.random.default_rng(seed)
+    files = rng.integers(1, 60, 40)
+    typical = np.repeat(rng.integers(1, 128, 40), files)
+    lengths = np.clip(rng.normal(typical, 9), 0, 128).astype(np.uint32)
+    return SimpleNamespace(lengths=lengths, files=files)
+
+
+def files_of(corpus, batch):
+    """The numbers of the files that have the examples of a batch."""
+    return {*np.searchsorted(np.cumsum(corpus.files), batch.segments[:, 1], side="right")}
+
+
+def test_batches_need_the_files_of_a_window_and_seldom_of_the_next_ones():
+    corpus = some_files()
+    plan = Plan(corpus, FILED, window=250)
+    order, rows = [], 0
+    for step in range(2 * plan.num_batches()):
+        ahead, needed = plan.files_ahead(step)[""], files_of(corpus, plan.batch(step))
+        # A bucket with few rows may take those of several windows for a batch.
+        assert needed <= {*np.concatenate(ahead[:4])}
+        rows += needed <= {*ahead[0]}
+        if step < plan.num_batches() and (not order or list(ahead[0]) != order[-1]):
+            order.append(list(ahead[0]))
+    assert rows > 1.1 * plan.num_batches()
+    assert sorted(itertools.chain(*order)) == list(range(40))
+    # Also of steps that share their rows, and of the windows of what is left after a change.
+    tiers = Plan(corpus, FILED, window=250, tiers=6)
+    others = [(tiers, step) for step in range(tiers.num_batches())]
+    for at in (5, plan.num_batches() // 2):
+        changed = plan.after(at, buckets=[Bucket(5, 48), Bucket(3, 128)], window=257)
+        others.append((changed, at))
+    for other, step in others:
+        ahead = np.concatenate(other.files_ahead(step)[""][:4])
+        assert files_of(corpus, other.batch(step)) <= {*ahead}
+
+
+def test_files_decide_the_fingerprint():
+    corpus = some_files()
+    files = np.append(corpus.files[:-2], corpus.files[:-3:-1])
+    others = SimpleNamespace(lengths=corpus.lengths, files=files)
+    plans = [Plan(given, FILED, window=250) for given in (corpus, others)]
+    assert plans[0].fingerprint != plans[1].fingerprint
+    small = [Plan(given, FILED, window=9999) for given in (corpus, corpus.lengths)]
+    assert small[0].fingerprint == small[1].fingerprint
+
+
+# ---- memory is that of windows
+
+LARGE = Bucket(1024, 128), Bucket(256, 512)
+MANY = lognormal(400_000, 4, 0.9, least=0, most=512).astype(np.uint32)
+
+
+def test_windows_of_a_sorted_corpus_mix_it():
+    plan = Plan(np.sort(MANY[:100_000]), LARGE, window=10_000)
+    some = np.concatenate([plan.batch(step).segments[:, 1] for step in range(5)])
+    shares = np.bincount(some // 10_000, minlength=10) / len(some)
+    assert shares[1:].min() > 0.05  # of each tenth of the corpus, the first of which is short
+
+
+def test_memory_is_that_of_windows_and_not_of_the_corpus(tmp_path):
+    MANY.tofile(tmp_path / "lengths")
+    stored = SimpleNamespace(lengths=np.memmap(tmp_path / "lengths", np.uint32, "r"))
+    tracemalloc.start()
+    plan = Plan(stored, LARGE, window=10_000)
+    plan.stages[0].streams[0].cache.capacity = 20_000  # by itself, it keeps four million pieces
+    for step in range(0, plan.num_batches(), 80):
+        plan.batch(step)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 3.15e6  # one int64 for each example would take 3.2 MB
+
+
+class Stored:
+    """A corpus that a pickle only refers to."""
+
+    def __init__(self, path):
+        self.path, self.lengths = path, np.memmap(path, np.uint32, "r")
+
+    def __reduce__(self):
+        return Stored, (self.path,)
+
+
+def test_a_pickled_plan_has_no_lengths(tmp_path):
+    MANY.tofile(tmp_path / "lengths")
+    plan = Plan(Stored(tmp_path / "lengths"), LARGE, exclude=[7])
+    pickled = pickle.dumps(plan)
+    assert len(pickled) < len(MANY) // 2  # bytes, where one length takes four
+    again = pickle.loads(pickled)
+    assert again.fingerprint == plan.fingerprint
+    assert again.batch(5).digest == plan.batch(5).digest
+
+
+def test_a_change_keeps_a_few_bytes_for_each_remaining_example(tmp_path):
+    MANY.tofile(tmp_path / "lengths")
+    plan = Plan(Stored(tmp_path / "lengths"), LARGE)
+    plan.after(3, exclude=[8]).batch(3)
+    tracemalloc.start()
+    after = plan.after(3, exclude=[9])
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert after.stages[-1].start == 3
+    assert kept < 10 * len(MANY)  # the number of each example, and its length
