@@ -59,18 +59,19 @@ def test_the_state_is_what_is_past_and_knows_what_another_plan_would_change(corp
     seeded = plan.after(10, seed=3)
     changing = seeded.after(20, exclude=range(50)).after(21, exclude=range(50))
 
-    def key(plan):
-        return StateKey(plan, corpus)
+    def sides(name):
+        lengths = {"inputs": [5, 3], name: [8, 4]}
+        return Plan(lengths, [Bucket(2, {"inputs": 8, name: 16})])
 
-    late, state = key(changing).state(25), key(changing).state(15)
+    late, state = StateKey(changing).state(25), StateKey(changing).state(15)
     assert [entry["from"] for entry in late["plans"]] == [0, 10, 20, 21]
-    assert len(json.dumps(late)) < 1500
-    assert key(changing).resume(json.loads(json.dumps(late))) == 25
+    assert len(json.dumps(late)) < 1200
+    assert StateKey(changing).resume(json.loads(json.dumps(late))) == 25
     # What is past stands, and what is to come may change.
     for other in (changing, seeded, seeded.after(15, packing="none")):
-        assert key(other).resume(state) == 15
-        assert key(changing).resume(key(other).state(15)) == 15
-    assert key(changing).resume(key(plan).state(10)) == 10
+        assert StateKey(other).resume(state) == 15
+        assert StateKey(changing).resume(StateKey(other).state(15)) == 15
+    assert StateKey(changing).resume(StateKey(plan).state(10)) == 10
     for other, saved, sentence in (
         (plan, state, "seed was 3 and is now 0 from step 10 on"),
         (plan.after(10, seed=4), state, "seed was 3 and is now 4 from step 10 on"),
@@ -78,9 +79,10 @@ def test_the_state_is_what_is_past_and_knows_what_another_plan_would_change(corp
         (seeded.after(12, packing="none"), state, "packing was best_fit and is now none"),
         (seeded.after(14), state, "its plan changes here alone from step 14 on"),
         (seeded.after(20, exclude=[1]), late, "lengths was"),
+        (sides("frames"), StateKey(sides("patches")).state(0), "sides was .*'patches'.*'frames'"),
     ):
         with pytest.raises(ValueError, match=f"belongs to another plan.*{sentence}"):
-            key(other).resume(saved)
+            StateKey(other).resume(saved)
 
 
 ONE = {"lengths": [5, 3, 4]}

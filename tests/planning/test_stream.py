@@ -1,6 +1,7 @@
 """Streams of passes: independent orders, and windows made once, of few files, in little memory."""
 
 import concurrent.futures
+import contextlib
 import gc
 import itertools
 import pickle
@@ -260,21 +261,8 @@ def test_windows_of_a_sorted_corpus_mix_it():
     assert shares[1:].min() > 0.05  # of each tenth of the corpus, the first of which is short
 
 
-def test_memory_is_that_of_windows_and_not_of_the_corpus(tmp_path):
-    MANY.tofile(tmp_path / "lengths")
-    stored = SimpleNamespace(lengths=np.memmap(tmp_path / "lengths", np.uint32, "r"))
-    tracemalloc.start()
-    plan = Plan(stored, LARGE, window=10_000)
-    plan.stages[0].streams[0].cache.capacity = 20_000  # by itself, it keeps four million pieces
-    for step in range(0, plan.num_batches(), 80):
-        plan.batch(step)
-    _, most = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert most < 3.15e6  # one int64 for each example would take 3.2 MB
-
-
 class Stored:
-    """A corpus that a pickle only refers to."""
+    """A corpus whose lengths are in a file; a pickle only refers to it."""
 
     def __init__(self, path):
         self.path, self.lengths = path, np.memmap(path, np.uint32, "r")
@@ -283,23 +271,40 @@ class Stored:
         return Stored, (self.path,)
 
 
-def test_a_pickled_plan_has_no_lengths(tmp_path):
-    MANY.tofile(tmp_path / "lengths")
-    plan = Plan(Stored(tmp_path / "lengths"), LARGE, exclude=[7])
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    MANY.tofile(path := tmp_path_factory.mktemp("stored") / "lengths")
+    return Stored(path)
+
+
+@contextlib.contextmanager
+def traced():
+    """A function that returns the bytes now, and the most bytes, since the block began."""
+    tracemalloc.start()
+    yield tracemalloc.get_traced_memory
+    tracemalloc.stop()
+
+
+def test_memory_is_that_of_windows_and_not_of_the_corpus(stored):
+    with traced() as memory:
+        plan = Plan(stored, LARGE, window=10_000)
+        plan.stages[0].streams[0].cache.capacity = 20_000  # by itself, it keeps four million pieces
+        for step in range(0, plan.num_batches(), 80):
+            plan.batch(step)
+        _, most = memory()
+    assert most < 3.15e6  # one int64 for each example would take 3.2 MB
+
+
+def test_a_change_keeps_a_few_bytes_for_each_remaining_example_and_a_pickle_no_lengths(stored):
+    plan = Plan(stored, LARGE, exclude=[7])
+    plan.after(3, exclude=[8]).batch(3)
+    with traced() as memory:
+        after = plan.after(3, exclude=[9])
+        kept, _ = memory()
+    assert after.stages[-1].start == 3
+    assert kept < 10 * len(MANY)  # the number of each example, and its length
     pickled = pickle.dumps(plan)
     assert len(pickled) < len(MANY) // 2  # bytes, where one length takes four
     again = pickle.loads(pickled)
     assert again.fingerprint == plan.fingerprint
     assert again.batch(5).digest == plan.batch(5).digest
-
-
-def test_a_change_keeps_a_few_bytes_for_each_remaining_example(tmp_path):
-    MANY.tofile(tmp_path / "lengths")
-    plan = Plan(Stored(tmp_path / "lengths"), LARGE)
-    plan.after(3, exclude=[8]).batch(3)
-    tracemalloc.start()
-    after = plan.after(3, exclude=[9])
-    kept, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert after.stages[-1].start == 3
-    assert kept < 10 * len(MANY)  # the number of each example, and its length
