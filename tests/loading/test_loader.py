@@ -220,8 +220,8 @@ def test_a_loader_transfers_what_a_transform_returns_and_its_specs_say_so(
         )
         for step, batch in enumerate(loader):
             here = {
-                name: values.astype(np.int32) if name in ("swapped", "long") else values
-                for name, values in whole[step].items()
+                field: values.astype(np.int32) if field in ("swapped", "long") else values
+                for field, values in whole[step].items()
             }
             require_same(batch, here)
             assert count(0, batch) == here["most"].sum() + here["long"].max()

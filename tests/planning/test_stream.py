@@ -253,7 +253,7 @@ def test_files_decide_the_fingerprint():
 # ---- memory is that of windows
 
 LARGE = Bucket(1024, 128), Bucket(256, 512)
-MANY = lognormal(400_000, 4, 0.9, least=0, most=512).astype(np.uint32)
+MANY = lognormal(600_000, 4, 0.9, least=0, most=512).astype(np.uint32)
 
 
 def test_windows_of_a_sorted_corpus_mix_it():
@@ -291,10 +291,11 @@ def test_memory_is_that_of_windows_and_not_of_the_corpus(stored):
     with traced() as memory:
         plan = Plan(stored, LARGE, window=10_000)
         plan.stages[0].streams[0].cache.capacity = 20_000  # by itself, it keeps four million pieces
-        for step in range(0, plan.num_batches(), 80):
+        for step in range(0, plan.num_batches(), 120):
             plan.batch(step)
         _, most = memory()
-    assert most < 3.15e6  # one int64 for each example would take 3.2 MB
+    # About 3 MB, and 4.2 MB where a process imports while it plans; one int64 for each takes 4.8.
+    assert most < 4.6e6
 
 
 def test_a_change_keeps_a_few_bytes_for_each_remaining_example_and_a_pickle_no_lengths(stored):
