@@ -1,3 +1,4 @@
+import contextlib
 import copy
 import functools
 import importlib
@@ -249,11 +250,11 @@ def test_threads_that_wait_while_a_state_is_set_get_its_batches(corpus, buckets)
 
 
 class Stall:
-    """A transform that does not return from its call `at` on, until `release`."""
+    """A transform that does not return from its call `at` on, until `close`."""
 
     def __init__(self, at=0):
         self.at, self.begun, self._released = at, threading.Event(), threading.Event()
-        self.release = self._released.set
+        self.close = self._released.set
 
     def __call__(self, batch):
         if threading.current_thread().name == "loader":  # not for the batches of `specs`
@@ -267,7 +268,8 @@ class Stall:
 def test_a_stalled_loader_ends_soon_and_says_so_to_a_thread_that_waits(corpus, buckets):
     stall = Stall()
     options = {"buckets": buckets, "transform": stall}
-    with ThreadPoolExecutor() as pool, pipeline.load(corpus, **options) as loader:
+    pool = ThreadPoolExecutor()
+    with pool, contextlib.closing(stall), pipeline.load(corpus, **options) as loader:
         waits = pool.submit(next, loader)
         assert stall.begun.wait(60)
         for end in (lambda: loader.set_state(loader.get_state()), loader.close):
@@ -278,7 +280,6 @@ def test_a_stalled_loader_ends_soon_and_says_so_to_a_thread_that_waits(corpus, b
             waits.result(60)
         with pytest.raises(ValueError, match="this loader is closed; make another"):
             next(loader)
-    stall.release()
 
 
 def test_a_late_batch_says_what_it_waits_for_and_is_not_lost(corpus, buckets):
@@ -293,7 +294,7 @@ def test_a_late_batch_says_what_it_waits_for_and_is_not_lost(corpus, buckets):
             with pytest.raises(TimeoutError, match=late):
                 next(loader)
         assert loader.step == 1
-        stall.release()
+        stall.close()
         require_same(next(loader), Batches(corpus, loader.plan)[1])
 
 
