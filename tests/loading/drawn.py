@@ -23,7 +23,7 @@ FEATURES = {
 class Drawn:
     """Examples with tokens of a task, or without, and some sides of arrays.
 
-    With so many `tokens` each, or of up to `most` positions.
+    Each has fewer than `most` tokens, and positions of each side.
 
     Attributes:
         names: of the sides.
@@ -32,14 +32,11 @@ class Drawn:
         sizes: for each side, the positions of each example.
     """
 
-    def __init__(self, rng, task=CAUSAL, arrays=(), examples=14, most=9, tokens=None):
-        self.rng, self.task = rng, task
-        self.count = examples if tokens is None else len(tokens)
+    def __init__(self, rng, task=CAUSAL, arrays=(), examples=14, most=9):
+        self.rng, self.task, self.count = rng, task, examples
         self.names = [*([task.side] if task else []), *arrays]
         self.columns, self.features = {}, {}
         self._counts = {name: rng.integers(0, most, self.count) for name in self.names}
-        if tokens is not None:
-            self._counts[task.side] = np.asarray(tokens)
         self.sizes = dict(self._counts)
         if task:
             counts = self._counts[task.side]

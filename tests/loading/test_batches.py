@@ -3,11 +3,12 @@
 import dataclasses
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pipeline
-from pipeline import Batches, Bucket, Corpora, Masked, Pairs, Plan, PlannedBatch
+from pipeline import Batches, Bucket, Corpora, Examples, Masked, Pairs, Plan, PlannedBatch
 from pipeline.corpus import CAUSAL, INPUTS, TARGETS
 from tests.loading.definition import (
     define_batch,
@@ -173,3 +174,37 @@ def test_every_field_is_that_of_the_definition_on_any_hosts_from_any_step(data, 
     for bucket in plan.buckets:
         nothing = define(PlannedBatch(bucket, np.zeros((0, 3 + len(bucket.names)), np.int64)))
         require_defined(batches.empty(bucket), {**plain.empty(bucket), **nothing})
+
+
+# ---- features
+
+
+def test_pairs_of_spans_have_the_features_of_the_examples_they_are_cut_from():
+    drawn = Drawn(np.random.default_rng(0), INPUTS, examples=20, most=41)
+    drawn.add_features()
+    spans = pipeline.SpanCorruption(drawn.examples(vocab_size=90), max_length=15, end_id=2)
+    assert {*spans.features} == {"reward", "group"}
+    plan = Plan(spans, [Bucket(4, (20, 28))])
+    for planned, batch in Batches(spans, plan, features=["reward", "example_id"]).with_plans():
+        number = batch["example_id"]
+        assert (number >= 0).sum() == len(planned.segments)
+        due = np.array(drawn.columns["reward"])[spans.examples_of(number)]
+        np.testing.assert_array_equal(batch["reward"], np.where(number < 0, 0, due))
+
+
+@pytest.mark.parametrize("names", [(), ["example_id"], ["reward", "logprob"], None])
+def test_only_the_features_that_are_asked_for_are_read_and_none_is_in_a_state(names, monkeypatch):
+    drawn, read = Drawn(np.random.default_rng(0)), []
+    drawn.add_features()
+    corpus = drawn.examples()
+    plan = Plan(corpus, [Bucket(4, 16)], max_segments=16)
+
+    def note(method):
+        return lambda self, *given: read.extend(given[-1]) or method(self, *given)
+
+    for method in ("_read", "_read_examples"):
+        monkeypatch.setattr(Examples, method, note(getattr(Examples, method)))
+    batches = Batches(corpus, plan, features=names)
+    assert Batches(corpus, plan, features=["seen"]).origin.resume(batches.origin.state(0)) == 0
+    assert {*(names or ())} <= {*batches[0]}
+    assert sorted(read) == sorted(FEATURES if names is None else {*names} - {"example_id"})

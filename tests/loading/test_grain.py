@@ -44,22 +44,29 @@ def reverse(batch):
     return {name: values[::-1] for name, values in batch.items()}
 
 
-def hide(batch, rng):
-    return batch | {"inputs": np.where(rng.random(batch["inputs"].shape) < 0.5, 0, batch["inputs"])}
+def number(element):
+    """A whole number of a batch, and of what `TRANSFORMATIONS` make of it."""
+    if isinstance(element, tuple):
+        return 2 * number(element[0]) + int(element[1])
+    return int(element["inputs"].sum()) if isinstance(element, dict) else element + 1
 
 
-def keep(batch):
-    return bool(batch["loss_weights"].sum() % 3)
+TRANSFORMATIONS = {
+    "map": lambda steps: steps.map(number),
+    "map_with_index": lambda steps: steps.map_with_index(lambda n, each: (n, number(each))),
+    "random_map": lambda steps: steps.random_map(lambda each, rng: (each, rng.integers(9)), seed=5),
+    "filter": lambda steps: steps.filter(lambda each: number(each) % 3),
+    "seed": lambda steps: steps.seed(9),
+    "slice": lambda steps: steps[1:-1:2],
+    "shuffle": lambda steps: steps.shuffle(seed=3),
+    "repeat": lambda steps: steps.repeat(2),
+    "batch": lambda steps: steps.batch(2),
+}
 
 
 def transform(steps, chain):
     for name in chain:
-        if name == "map":
-            steps = steps.map(reverse)
-        elif name == "random_map":
-            steps = steps.random_map(hide, seed=5)
-        else:
-            steps = steps.filter(keep)
+        steps = TRANSFORMATIONS[name](steps)
     return steps
 
 
@@ -173,7 +180,7 @@ def test_the_next_index_is_the_step(make):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_element_spec_has_the_fields_of_every_bucket(make, kind):
     batches = make(kind)
-    spec = grain.experimental.get_element_spec(batches.filter(keep).to_iter_dataset())
+    spec = grain.experimental.get_element_spec(transform(batches, ["filter"]).to_iter_dataset())
     for step in range(len(batches)):
         fields = spec[batches.plan.batch(step).bucket]
         assert {*fields} == {*batches[step]}
@@ -197,28 +204,14 @@ def test_slices_are_not_taken_for_another_or_for_the_whole(make):
         iter(later[1::2]).set_state(iter(batches[1::2]).get_state())
 
 
-ORDERED = {
-    "map": lambda steps: steps.map(number),
-    "map_with_index": lambda steps: steps.map_with_index(lambda n, each: (n, number(each))),
-    "random_map": lambda steps: steps.random_map(lambda each, rng: (each, rng.integers(9)), seed=5),
-    "filter": lambda steps: steps.filter(lambda each: number(each) % 3),
-    "seed": lambda steps: steps.seed(9),
-    "slice": lambda steps: steps[1:-1:2],
-    "shuffle": lambda steps: steps.shuffle(seed=3),
-    "repeat": lambda steps: steps.repeat(2),
-    "batch": lambda steps: steps.batch(2),
-}
 TWO, THREE = (
-    [chain for chain in itertools.product(ORDERED, repeat=size) if chain.count("repeat") < 2]
+    [
+        chain
+        for chain in itertools.product(TRANSFORMATIONS, repeat=size)
+        if chain.count("repeat") < 2
+    ]
     for size in (2, 3)
 )
-
-
-def number(element):
-    """A whole number of a batch, and of what `ORDERED` makes of it."""
-    if isinstance(element, tuple):
-        return 2 * number(element[0]) + int(element[1])
-    return int(element["inputs"].sum()) if isinstance(element, dict) else element + 1
 
 
 @pytest.mark.parametrize("chains", [TWO, pytest.param(THREE, marks=pytest.mark.slow)])
@@ -227,18 +220,14 @@ def test_every_order_of_transformations_is_that_of_a_list_or_is_refused(make, ch
     batches, refused, at_once = make("plan"), 0, grain.ReadOptions(0, 0)
     twice = [batches.repeat(2)[step] for step in range(2 * len(batches))]
     for chain in chains:
-        steps = batches
         repeats = chain[0] == "repeat"
         expected = grain.MapDataset.source(twice if repeats else twice[: len(batches)])
         try:
-            for name in chain:
-                steps = ORDERED[name](steps)
+            steps = transform(batches, chain)
         except UserError:
             refused += "batch" in chain or "repeat" in chain[1:]
             continue
-        for name in chain[repeats:]:
-            expected = ORDERED[name](expected)
-        every = list(expected.to_iter_dataset(at_once))
+        every = list(transform(expected, chain[repeats:]).to_iter_dataset(at_once))
         iterator, at = iter(steps.to_iter_dataset(at_once)), len(every) // 2
         np.testing.assert_equal([next(iterator) for _ in range(at)], every[:at])
         other = iter(steps.to_iter_dataset(at_once))

@@ -31,15 +31,14 @@ from tests.meshes import OneProcess, mesh_of
 CUT = Bucket(16, 16), Bucket(8, 24), Bucket(4, 32)  # full rows of these cut 29 documents
 
 FIELDS = ["inputs", "targets", "inputs_segment_ids", "inputs_positions", "loss_weights"]
-# Of pairs: those of the inputs, then those of the targets.
-PAIRED = ["inputs", "inputs_segment_ids", "inputs_positions"]
-PAIRED += ["decoder_inputs", "targets", "targets_segment_ids", "targets_positions", "loss_weights"]
+OF_INPUTS = ["inputs", "inputs_segment_ids", "inputs_positions"]
+OF_TARGETS = ["decoder_inputs", "targets", "targets_segment_ids", "targets_positions"]
 
 
 def test_fields_are_in_the_order_of_the_page(corpus, pairs):
     for data, bucket, names in (
         (corpus, Bucket(8, 200), FIELDS),
-        (pairs, Bucket(8, (96, 64)), PAIRED),
+        (pairs, Bucket(8, (96, 64)), [*OF_INPUTS, *OF_TARGETS, "loss_weights"]),
     ):
         assert list(Batches(data, Plan(data, [bucket]))[0]) == names
 
@@ -97,6 +96,15 @@ def batching(*buckets, **options):
     return lambda c, plan: Batches(c, Plan(c, buckets) if buckets else plan, **options)
 
 
+def transforming(change):
+    """The first batch of a transform that returns a changed field."""
+
+    def transform(batch):
+        return {"own": change(batch["inputs"])}
+
+    return lambda c, plan: next(pipeline.load(c, buckets=plan.buckets, transform=transform))
+
+
 def placing(shape, **options):
     return lambda c, plan: pipeline.to_global({"inputs": np.zeros(shape)}, ROWS, **options)
 
@@ -134,6 +142,9 @@ WRONG = [
         (loading(transform=lambda batch, own=own: {"own": own}, **BUDGET), "which no device can")
         for own in NO_ARRAYS
     ),
+    (transforming(lambda ids: ids.astype(np.int64) - (1 << 40)), "from -1,099,511,627,.* as int64"),
+    (transforming(lambda ids: ids.astype(np.int64) + (1 << 40)), "from 1,099,511,627,.* as int64"),
+    (transforming(lambda ids: ids * 1e300), "as float64 that are infinite as float32"),
 ]
 
 
@@ -157,28 +168,23 @@ def test_a_state_restores_at_every_step_in_any_order(corpus, buckets):
                 assert list(iterator) == []
             else:
                 require_same(next(iterator), seen[at])
-    with Loader(batches) as fresh:
-        fresh.set_state(states[9])
-        for batch, expected in zip(fresh, seen[9:], strict=True):
-            require_same(batch, expected)
-        assert fresh.get_state() == states[-1]
 
 
-def test_the_state_is_small_json_and_the_same_for_every_process(corpus, buckets):
-    plan, states = Plan(corpus, buckets), set()
-    for index in range(4):
-        steps = iter(Batches(corpus, plan, process_index=index, process_count=4).to_iter_dataset())
-        for _ in range(3):
-            next(steps)
-        states.add(json.dumps(steps.get_state()))
-    (state,) = states
-    assert len(state) < 1024
+def test_the_state_is_small_json_with_whole_numbers_of_any_kind(corpus, buckets):
+    plan = Plan(corpus, buckets)
     plans = [plan.entries[0] | {"corpus": corpus.identity}]
-    assert json.loads(state) == {"step": 3, "plans": plans, "digest": fingerprint_of(plans)}
-    given = steps.get_state()
-    for part in ("identity", "corpus"):  # who changes a state changes no later one
-        given["plans"][0][part].clear()
-    assert json.dumps(steps.get_state()) == state
+    expected = {"step": 3, "plans": plans, "digest": fingerprint_of(plans)}
+    assert len(json.dumps(expected)) < 1024
+    for kind in (int, np.int64, np.uint8, np.array):
+        state = StateKey(plan, corpus).state(kind(3))
+        assert json.loads(json.dumps(state)) == expected
+        iterator = iter(Batches(corpus, plan).to_iter_dataset())
+        iterator.set_state(state | {"step": kind(3)})
+        assert json.loads(json.dumps(iterator.get_state())) == expected
+        grain.experimental.set_next_index(iterator, kind(4))
+        for part in ("identity", "corpus"):  # who changes a state changes no later one
+            iterator.get_state()["plans"][0][part].clear()
+        assert json.loads(json.dumps(iterator.get_state())) == expected | {"step": 4}
 
 
 def test_load_chooses_buckets(corpus):
@@ -192,49 +198,34 @@ def test_load_chooses_buckets(corpus):
         assert loader.plan.buckets[-1].length == 64
 
 
-@pytest.mark.parametrize("name", ["rows", "length alone"])
-def test_a_loader_transfers_what_a_transform_returns_and_its_specs_say_so(corpus, buckets, name):
-    def mask(ids):
-        return ids[:, :, None] == ids[:, None, :]
-
-    def transform(batch):
-        renamed = pipeline.rename(batch, "maxtext")
+@pytest.mark.parametrize(("name", "prefetch"), [("rows", 0), ("length alone", np.int64(3))])
+def test_a_loader_transfers_what_a_transform_returns_and_its_specs_say_so(
+    corpus, buckets, name, prefetch
+):
+    def transform(batch, convention):
         ids = batch["inputs_segment_ids"]
-        swapped = batch["inputs"].astype(">i4")  # numbers in another order of bytes
-        return renamed | {"most": ids.max(axis=1), "swapped": swapped, "mask": mask(ids)}
+        return pipeline.rename(batch, convention) | {
+            "most": ids.max(axis=1),
+            "mask": ids[:, :, None] == ids[:, None, :],
+            "swapped": batch["inputs"].astype(">i4"),  # numbers in another order of bytes
+            "long": batch["inputs"].astype(np.int64),
+        }
 
-    plan = Plan(corpus, buckets)
-    whole = Batches(corpus, plan, transform=transform)
-    options = {"buckets": buckets, "sharding": MESHES[name], "num_epochs": 1}
-    with pipeline.load(corpus, transform=transform, **options) as loader:
+    given = {"transform": functools.partial(transform, convention="maxtext")}
+    whole = Batches(corpus, Plan(corpus, buckets), **given)
+    given |= {"buckets": buckets, "sharding": MESHES[name], "num_epochs": 1, "prefetch": prefetch}
+    with pipeline.load(corpus, **given) as loader:
         assert loader.specs == loader.batches.specs
-        count = Compiled(lambda total, batch: total + batch["most"].sum(), 0, loader.specs)
+        count = Compiled(
+            lambda total, batch: total + batch["most"].sum() + batch["long"].max(), 0, loader.specs
+        )
         for step, batch in enumerate(loader):
-            here = whole[step] | {"swapped": whole[step]["swapped"].astype(np.int32)}
+            here = {
+                field: values.astype(np.int32) if field in ("swapped", "long") else values
+                for field, values in whole[step].items()
+            }
             require_same(batch, here)
-            assert count(0, batch) == here["most"].sum()
-
-
-def test_whole_numbers_of_64_bits_arrive_as_the_specs_say_or_are_refused(corpus, buckets):
-    def count(batch):
-        return {**batch, "seen": np.cumsum(batch["loss_weights"] > 0, axis=1)}  # int64
-
-    with pipeline.load(corpus, buckets=buckets, transform=count, num_epochs=1) as loader:
-        most = Compiled(lambda total, batch: total + batch["seen"].max(), 0, loader.specs)
-        for step, batch in enumerate(loader):
-            assert batch["seen"].dtype == np.int32
-            assert most(0, batch) == loader.batches[step]["seen"].max()
-    for change, said in (
-        (lambda ids: ids.astype(np.int64) - (1 << 40), "numbers from -1,099,511,627,.* as int64"),
-        (lambda ids: ids.astype(np.int64) + (1 << 40), "numbers from 1,099,511,627,.* as int64"),
-        (lambda ids: ids * 1e300, "own has numbers as float64 that are infinite as float32"),
-    ):
-        own = {"transform": lambda batch, change=change: {"own": change(batch["inputs"])}}
-        with (
-            pipeline.load(corpus, buckets=buckets, **own) as loader,
-            pytest.raises(ValueError, match=said),
-        ):
-            next(loader)
+            assert count(0, batch) == here["most"].sum() + here["long"].max()
 
 
 def test_threads_that_wait_while_a_state_is_set_get_its_batches(corpus, buckets):
@@ -258,24 +249,12 @@ def test_threads_that_wait_while_a_state_is_set_get_its_batches(corpus, buckets)
     assert sum(counts) >= len(loader)
 
 
-@pytest.mark.parametrize("make", [pickle.dumps, copy.copy, copy.deepcopy])
-def test_a_copy_of_a_loader_is_refused_with_what_to_save_instead(corpus, buckets, make):
-    with (
-        pipeline.load(corpus, buckets=buckets) as loader,
-        pytest.raises(TypeError, match=r"cannot be copied or pickled; save its get_state"),
-    ):
-        make(loader)
-    iterator = iter(Batches(corpus, Plan(corpus, buckets)).to_iter_dataset())
-    with pytest.raises(TypeError, match=r"cannot be copied or pickled; save its get_state"):
-        make(iterator)
-
-
 class Stall:
-    """A transform that does not return from its call `at` on, until `release`."""
+    """A transform that does not return from its call `at` on, until `close`."""
 
     def __init__(self, at=0):
         self.at, self.begun, self._released = at, threading.Event(), threading.Event()
-        self.release = self._released.set
+        self.close = self._released.set
 
     def __call__(self, batch):
         if threading.current_thread().name == "loader":  # not for the batches of `specs`
@@ -286,34 +265,26 @@ class Stall:
         return batch
 
 
-@pytest.fixture
-def stall():
-    with contextlib.ExitStack() as stack:
-
-        def make(at=0):
-            stalls = Stall(at)
-            stack.callback(stalls.release)
-            return stalls
-
-        yield make
-
-
-@pytest.mark.parametrize("end", [Loader.close, lambda loader: loader.set_state(loader.get_state())])
-def test_a_loader_ends_its_thread_within_a_second_while_a_transform_never_returns(
-    corpus, buckets, stall, end
-):
-    stalls = stall()
-    with pipeline.load(corpus, buckets=buckets, transform=stalls) as loader:
-        loader.start_prefetch()
-        assert stalls.begun.wait(60)
-        begin = time.monotonic()
-        end(loader)
-        assert time.monotonic() - begin < 1
+def test_a_stalled_loader_ends_soon_and_says_so_to_a_thread_that_waits(corpus, buckets):
+    stall = Stall()
+    options = {"buckets": buckets, "transform": stall}
+    pool = ThreadPoolExecutor()
+    with pool, contextlib.closing(stall), pipeline.load(corpus, **options) as loader:
+        waits = pool.submit(next, loader)
+        assert stall.begun.wait(60)
+        for end in (lambda: loader.set_state(loader.get_state()), loader.close):
+            begin = time.monotonic()
+            end()
+            assert time.monotonic() - begin < 1
+        with pytest.raises(RuntimeError, match="closed while a thread waited"):
+            waits.result(60)
+        with pytest.raises(ValueError, match="this loader is closed; make another"):
+            next(loader)
 
 
-def test_a_late_batch_says_what_it_waits_for_and_is_not_lost(corpus, buckets, stall):
-    stalls = stall(at=1)
-    options = {"buckets": buckets, "transform": stalls, "timeout_seconds": 0.2}
+def test_a_late_batch_says_what_it_waits_for_and_is_not_lost(corpus, buckets):
+    stall = Stall(at=1)
+    options = {"buckets": buckets, "transform": stall, "timeout_seconds": 0.2}
     with pipeline.load(corpus, **options) as loader:
         next(loader)
         late = (
@@ -323,25 +294,8 @@ def test_a_late_batch_says_what_it_waits_for_and_is_not_lost(corpus, buckets, st
             with pytest.raises(TimeoutError, match=late):
                 next(loader)
         assert loader.step == 1
-        stalls.release()
+        stall.close()
         require_same(next(loader), Batches(corpus, loader.plan)[1])
-
-
-def test_a_thread_that_waits_for_a_batch_learns_that_the_loader_is_closed(corpus, buckets, stall):
-    loader = pipeline.load(corpus, buckets=buckets, transform=stall())
-    with ThreadPoolExecutor() as pool:
-        waits = pool.submit(next, loader)
-        loader.close()
-        with pytest.raises((ValueError, RuntimeError), match="closed"):
-            waits.result(60)
-
-
-@pytest.mark.parametrize("prefetch", [0, np.int64(3)])
-def test_any_number_of_batches_may_be_kept_ready(corpus, buckets, prefetch):
-    batches = Batches(corpus, Plan(corpus, buckets))
-    with Loader(batches, prefetch=prefetch) as loader:
-        for batch, expected in zip(loader, batches, strict=True):
-            require_same(batch, expected)
 
 
 def test_arrays_of_a_transform_may_be_its_scratch(corpus, buckets):
@@ -384,18 +338,6 @@ def test_a_loader_of_another_process_says_so(corpus, buckets, monkeypatch):
         monkeypatch.undo()
 
 
-def test_a_transform_of_two_arguments_gets_the_planned_batch(corpus, buckets):
-    def transform(batch, planned):
-        return {**batch, "example": planned.segments[:, 1]}
-
-    plan = Plan(corpus, buckets)
-    batch = Batches(corpus, plan, transform=transform)[3]
-    assert batch["example"].tolist() == plan.batch(3).segments[:, 1].tolist()
-    one = functools.partial(pipeline.rename, convention="maxtext")
-    renamed = pipeline.rename(Batches(corpus, plan)[3], "maxtext")
-    require_same(Batches(corpus, plan, transform=one)[3], renamed)
-
-
 def test_batches_need_no_jax(corpus, buckets, monkeypatch):
     plan = Plan(corpus, buckets)
     here = Batches(corpus, plan, process_index=1, process_count=2)
@@ -409,18 +351,6 @@ def test_batches_need_no_jax(corpus, buckets, monkeypatch):
     iterator = iter(batches)
     iterator.set_state(json.loads(json.dumps(here.origin.state(3))))
     require_same(next(iterator), here[3])
-
-
-def test_whole_numbers_of_numpy_are_whole_numbers_in_states(corpus, buckets):
-    plan = Plan(corpus, buckets)
-    for kind in (np.int64, np.uint8, np.array):
-        state = StateKey(plan, corpus).state(kind(3))
-        assert json.loads(json.dumps(state)) == state
-        state["step"] = kind(3)
-        iterator = iter(Batches(corpus, plan).to_iter_dataset())
-        iterator.set_state(state)
-        grain.experimental.set_next_index(iterator, kind(4))
-        assert json.loads(json.dumps(iterator.get_state()))["step"] == 4
 
 
 def test_a_state_of_something_else_is_refused_by_what_changed(corpus, examples, buckets):
@@ -460,11 +390,9 @@ def test_a_loader_says_what_it_loads(corpus, examples, buckets):
         next(loader)
         assert repr(loader) == f"Loader({batches}, at step 1)"
     loader.close()  # again
-    with pytest.raises(ValueError, match="this loader is closed; make another"):
-        next(loader)
 
 
-def test_a_copy_keeps_the_sharding_and_a_pickled_one_the_rows(corpus, buckets):
+def test_batches_can_be_copied_and_pickled_and_loaders_cannot(corpus, buckets):
     batches = Batches(corpus, Plan(corpus, buckets), sharding=MESHES["length"])
     for make in (copy.copy, copy.deepcopy):
         assert make(batches).repeat(2).sharding == MESHES["length"]
@@ -472,6 +400,11 @@ def test_a_copy_keeps_the_sharding_and_a_pickled_one_the_rows(corpus, buckets):
     require_same(there[3], batches[3])
     with pytest.raises(ValueError, match="a pickled copy, which knows no devices"):
         Loader(there)
+    with Loader(batches) as loader:
+        for each in (loader, iter(batches.to_iter_dataset())):
+            for make in (pickle.dumps, copy.copy, copy.deepcopy):
+                with pytest.raises(TypeError, match="cannot be copied or pickled; save its get_st"):
+                    make(each)
 
 
 def test_a_loader_says_its_step_and_how_many_there_are(corpus, buckets):

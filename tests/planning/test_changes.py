@@ -13,29 +13,28 @@ from pipeline.planning.stream import Pass
 FOURS = (Bucket(16, 16), Bucket(8, 32), Bucket(4, 64))
 
 
-@pytest.fixture(scope="module")
-def both(corpus):
-    """The corpus, and a new one of eight examples."""
-    examples = [np.arange(size) for size in (20, 3, 40, 1, 60, 9, 9, 30)]
-    return pipeline.Corpora({"first": corpus, "new": pipeline.Examples(examples, vocab_size=1000)})
-
-
 @pytest.mark.parametrize("weights", [{}, {"weights": {"first": 3, "new": 1}}])
-def test_a_state_knows_which_corpora_there_were(weights, corpus, both):
+def test_a_state_knows_which_corpora_there_were(weights, corpus):
+    """A state from before another corpus came goes on with it; a later one, with that one alone."""
     few = pipeline.Corpora({"first": corpus}) if weights else corpus
     before = Plan(few, FOURS, **({"weights": {"first": 1}} if weights else {}))
-    plan = before.after(6, lengths=both, seed=2, **weights)
-    # A state from before they came goes on with them; one of another new corpus does not.
-    early, late = StateKey(before, few).state(6), StateKey(plan, both).state(9)
-    assert [StateKey(plan, both).resume(state) for state in (early, late)] == [6, 9]
-    other = pipeline.Corpora({"first": corpus, "new": corpus})
+
+    def key(new):
+        both = pipeline.Corpora({"first": corpus, "new": new})
+        return StateKey(before.after(6, lengths=both, seed=2, **weights), both)
+
+    one = key(pipeline.Examples([np.arange(size) for size in (20, 3, 40, 1, 60)], vocab_size=1000))
+    early, late = StateKey(before, few).state(6), one.state(9)
+    assert [one.resume(state) for state in (early, late)] == [6, 9]
     with pytest.raises(ValueError, match=r"tokens of new was .* from step 6 on"):
-        StateKey(before.after(6, lengths=other, seed=2, **weights), other).resume(late)
+        key(corpus).resume(late)
 
 
 def test_a_plan_that_changes_by_hand():
     plan = Plan([5, 3, 4, 2, 9, 6], [Bucket(1, 8)], shuffle=False)
-    later = plan.after(2, buckets=[Bucket(1, 16)], exclude=[3])
+    later = plan.after(
+        2, buckets=[Bucket(1, 16)], exclude=lambda lengths: [n == 2 for n in lengths]
+    )
     past = [[[0, 0, 0, 5], [0, 1, 0, 3]], [[0, 2, 0, 4], [0, 4, 8, 1]]]
     assert [plan.batch(step).segments.tolist() for step in range(4)] == [
         *past,
@@ -60,18 +59,19 @@ def test_the_state_is_what_is_past_and_knows_what_another_plan_would_change(corp
     seeded = plan.after(10, seed=3)
     changing = seeded.after(20, exclude=range(50)).after(21, exclude=range(50))
 
-    def key(plan):
-        return StateKey(plan, corpus)
+    def sides(name):
+        lengths = {"inputs": [5, 3], name: [8, 4]}
+        return Plan(lengths, [Bucket(2, {"inputs": 8, name: 16})])
 
-    late, state = key(changing).state(25), key(changing).state(15)
+    late, state = StateKey(changing).state(25), StateKey(changing).state(15)
     assert [entry["from"] for entry in late["plans"]] == [0, 10, 20, 21]
-    assert len(json.dumps(late)) < 1500
-    assert key(changing).resume(json.loads(json.dumps(late))) == 25
+    assert len(json.dumps(late)) < 1200
+    assert StateKey(changing).resume(json.loads(json.dumps(late))) == 25
     # What is past stands, and what is to come may change.
     for other in (changing, seeded, seeded.after(15, packing="none")):
-        assert key(other).resume(state) == 15
-        assert key(changing).resume(key(other).state(15)) == 15
-    assert key(changing).resume(key(plan).state(10)) == 10
+        assert StateKey(other).resume(state) == 15
+        assert StateKey(changing).resume(StateKey(other).state(15)) == 15
+    assert StateKey(changing).resume(StateKey(plan).state(10)) == 10
     for other, saved, sentence in (
         (plan, state, "seed was 3 and is now 0 from step 10 on"),
         (plan.after(10, seed=4), state, "seed was 3 and is now 4 from step 10 on"),
@@ -79,9 +79,10 @@ def test_the_state_is_what_is_past_and_knows_what_another_plan_would_change(corp
         (seeded.after(12, packing="none"), state, "packing was best_fit and is now none"),
         (seeded.after(14), state, "its plan changes here alone from step 14 on"),
         (seeded.after(20, exclude=[1]), late, "lengths was"),
+        (sides("frames"), StateKey(sides("patches")).state(0), "sides was .*'patches'.*'frames'"),
     ):
         with pytest.raises(ValueError, match=f"belongs to another plan.*{sentence}"):
-            key(other).resume(saved)
+            StateKey(other).resume(saved)
 
 
 ONE = {"lengths": [5, 3, 4]}
@@ -111,12 +112,6 @@ def test_changes_are_plain_json():
     plan = Plan(buckets=[Bucket(1, 8)], **TWO)
     plan = plan.after(5, shuffle=np.bool_(False), overflow=None, **of_numpy)
     assert json.loads(json.dumps(plan.changes))[1][1]["seed"] == 2
-
-
-def test_examples_are_left_out_by_a_function_of_the_corpus(corpus):
-    plan = Plan(corpus, FOURS).after(3, exclude=lambda corpus: corpus.lengths > 100)
-    excluded = plan.stages[-1].streams[0].lengths.excluded
-    assert excluded.tolist() == np.flatnonzero(corpus.lengths > 100).tolist()
 
 
 def test_far_steps_cost_no_walk(monkeypatch):

@@ -5,7 +5,7 @@ import pytest
 
 from benchmarks.balance import spread_of_means
 from pipeline import Bucket, Plan
-from pipeline.planning.order import GROUP, Purpose, deal, random_bits
+from pipeline.planning.order import GROUP, deal, random_bits
 
 # Like word problems of grade-school maths: a few hundred different lengths around 150.
 SHORT = np.clip(np.random.default_rng(0).gamma(9, 150 / 9, 7473).round(), 40, 450).astype(int)
@@ -75,8 +75,3 @@ def test_mean_lengths_of_batches_vary_less_than_by_chance(lengths, buckets, opti
         sizes = np.concatenate([batch.segments[:, 3] for batch in block])
         by_bucket.setdefault(block[0].bucket, []).append(sizes)
     assert all(spread_of_means(batches[:-1]) < 1 for batches in by_bucket.values())
-
-
-def test_other_purposes_have_other_random_numbers():
-    drawn = [random_bits(0, purpose, 2).tolist() for purpose in Purpose]
-    assert len({tuple(each) for each in drawn}) == len(Purpose)

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from pipeline import Bucket, Plan, fit_buckets
-from pipeline.loading.state import StateKey
 from pipeline.planning.figures import count_losses
 from pipeline.planning.vectors import best_fit_vectors
 from tests.properties.accounts import batches_of
@@ -55,9 +54,6 @@ def test_a_bucket_names_its_sides():
     assert Bucket(4, {"inputs": 8}) == Bucket(4, 8)
     assert Bucket(4, {"inputs": 8, "targets": 6}) == Bucket(4, (8, 6))
     assert Bucket(4, {"patches": 8}) != Bucket(4, 8)
-
-
-def test_more_than_two_lengths_have_names():
     with pytest.raises(ValueError, match="lengths of more than two sides have names"):
         Bucket(2, (8, 16, 3))
     with pytest.raises(ValueError, match="give more than two sides by name"):
@@ -86,15 +82,6 @@ def test_unlike_sides_are_mixed_by_the_one_that_carries_the_loss():
     segments = np.concatenate([plan.batch(step).segments for step in range(60)])
     inputs = np.bincount(segments[:, 1] // 40, segments[:, 3])
     assert inputs[0] == pytest.approx(inputs[1], rel=0.05)
-
-
-def test_a_plan_knows_the_names_of_its_sides():
-    plan, other = (
-        Plan({"inputs": [5, 3], name: [8, 4]}, [Bucket(2, {"inputs": 8, name: 16})])
-        for name in ("patches", "frames")
-    )
-    with pytest.raises(ValueError, match=r"sides was .*'patches'\] and is now .*'frames'\]"):
-        StateKey(other).resume(StateKey(plan).state(0))
 
 
 def test_a_limit_on_segments_costs_hardly_any_rows():

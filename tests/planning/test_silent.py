@@ -134,26 +134,20 @@ def test_what_a_bucket_does_to_examples_is_said_by_loaders(weights, overflow, sa
 
 
 @pytest.mark.parametrize("overflow", ["split", "truncate", "drop"])
-def test_a_plan_without_silent_pieces_covers_what_it_should(overflow):
+def test_a_plan_without_silent_pieces_covers_what_it_should_and_is_replayed(overflow):
     weights = [[0] * 9 + [1] * 8, [0] * 3 + [1] * 9, [0, 1], [0] * 6, [0, 1, 1, *[0] * 14]] * 3
-    plan = Plan(Examples(columns(weights)), [Bucket(1, 4)], overflow=overflow)
-    for each in (plan, plan.after(2, buckets=[Bucket(1, 8)]), plan.after(2, exclude=[1])):
-        said = []
+    few, every = (Examples(columns(weights[:count])) for count in (9, 15))
+    options = {"buckets": [Bucket(1, 4)], "overflow": overflow}
+    plan, grown = Plan(every, **options), Plan(few, **options).after(3, lengths=every)
+    for each in (plan, plan.after(2, buckets=[Bucket(1, 8)]), plan.after(2, exclude=[1]), grown):
+        steps, said = range(each.first_step(2)), []
         coverage = Coverage(each, said.append)
-        for step in range(each.first_step(2)):
+        for step in steps:
             coverage.add(each.batch(step))
         coverage.finish()
         assert len(said) == 2
         assert all("each once" in line for line in said)
-
-
-def test_a_plan_without_silent_pieces_is_replayed_also_with_examples_that_joined():
-    weights = [[0] * 9 + [1] * 8, [0, 0, 0], [0, 1], [0] * 6] * 3
-    before, after = Examples(columns(weights[:7])), Examples(columns(weights))
-    plan = Plan(before, [Bucket(1, 4)]).after(3, lengths=after)
-    again = Plan.replay(after, plan.changes)
-    assert again.fingerprint == plan.fingerprint
-    assert digests(again, range(30)) == digests(plan, range(30))
+        assert digests(Plan.replay(every, each.changes), steps) == digests(each, steps)
 
 
 def test_weights_of_overlong_examples_are_read_once(tmp_path, monkeypatch):

@@ -1,10 +1,14 @@
-"""Streams of passes: independent orders, windows made once, states that say what differs."""
+"""Streams of passes: independent orders, and windows made once, of few files, in little memory."""
 
 import concurrent.futures
+import contextlib
 import gc
+import itertools
 import pickle
 import threading
+import tracemalloc
 import weakref
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -16,7 +20,7 @@ from pipeline.planning.assembly import Assembly
 from pipeline.planning.cache import WindowCache
 from pipeline.planning.options import Options
 from pipeline.planning.stream import Pass
-from tests.planning.corpora import digests
+from tests.planning.corpora import digests, lognormal
 from tests.properties.accounts import batches_of
 
 EQUAL, ANY = np.full(400, 8), np.random.default_rng(5).integers(1, 30, 400)
@@ -160,12 +164,14 @@ def test_where_no_thread_can_start_windows_are_made_when_they_are_needed(monkeyp
     assert digests(Plan(ANY, [Bucket(8, 32)], window=50), range(40)) == expected
 
 
-BOTH = {"lengths": {"a": EQUAL, "b": ANY}, "weights": {"a": 1, "b": 1}}
+def mix(tiers):
+    corpora, weights = {"a": EQUAL, "b": ANY}, {"a": 1, "b": 1}
+    return Plan(corpora, [Bucket(8, 32)], weights=weights, tiers=tiers)
 
 
-@pytest.mark.parametrize("options", [{}, {"tiers": 4}])
-def test_a_batch_that_is_changed_changes_no_other(options):
-    mixture = Plan(**BOTH, buckets=[Bucket(8, 32)], **options)
+@pytest.mark.parametrize("tiers", [1, 4])
+def test_a_batch_that_is_changed_changes_no_other(tiers):
+    mixture = mix(tiers)
     before = mixture.batch(1)
     expected = before.digest
     for step in range(8):
@@ -176,9 +182,9 @@ def test_a_batch_that_is_changed_changes_no_other(options):
     assert mixture.batch(1).sources == before.sources
 
 
-@pytest.mark.parametrize("options", [{}, {"tiers": 4}])
-def test_a_plan_that_is_dropped_is_freed_at_once(options):
-    plan = Plan(**BOTH, buckets=[Bucket(8, 32)], **options)
+@pytest.mark.parametrize("tiers", [1, 4])
+def test_a_plan_that_is_dropped_is_freed_at_once(tiers):
+    plan = mix(tiers)
     later = plan.after(60, seed=2)
     digests(plan, range(90)), digests(later, range(90))
     parts = [part for each in (*plan.stages, *later.stages) for part in (each, each.assembly)]
@@ -189,3 +195,119 @@ def test_a_plan_that_is_dropped_is_freed_at_once(options):
         assert not any(each() for each in kept)
     finally:
         gc.enable()
+
+
+# ---- windows of whole files: batches need few of them
+
+FILED = Bucket(8, 32), Bucket(6, 64), Bucket(4, 128)
+
+
+def some_files():
+    """40 files of up to 59 examples, which differ much from one another in their lengths."""
+    rng = np.random.default_rng(0)
+    files = rng.integers(1, 60, 40)
+    typical = np.repeat(rng.integers(1, 128, 40), files)
+    lengths = np.clip(rng.normal(typical, 9), 0, 128).astype(np.uint32)
+    return SimpleNamespace(lengths=lengths, files=files)
+
+
+def files_of(corpus, batch):
+    """The numbers of the files that have the examples of a batch."""
+    return {*np.searchsorted(np.cumsum(corpus.files), batch.segments[:, 1], side="right")}
+
+
+def test_batches_need_the_files_of_a_window_and_seldom_of_the_next_ones():
+    corpus = some_files()
+    plan = Plan(corpus, FILED, window=250)
+    order, rows = [], 0
+    for step in range(2 * plan.num_batches()):
+        ahead, needed = plan.files_ahead(step)[""], files_of(corpus, plan.batch(step))
+        # A bucket with few rows may take those of several windows for a batch.
+        assert needed <= {*np.concatenate(ahead[:4])}
+        rows += needed <= {*ahead[0]}
+        if step < plan.num_batches() and (not order or list(ahead[0]) != order[-1]):
+            order.append(list(ahead[0]))
+    assert rows > 1.1 * plan.num_batches()
+    assert sorted(itertools.chain(*order)) == list(range(40))
+    # Also of steps that share their rows, and of the windows of what is left after a change.
+    tiers = Plan(corpus, FILED, window=250, tiers=6)
+    others = [(tiers, step) for step in range(tiers.num_batches())]
+    for at in (5, plan.num_batches() // 2):
+        changed = plan.after(at, buckets=[Bucket(5, 48), Bucket(3, 128)], window=257)
+        others.append((changed, at))
+    for other, step in others:
+        ahead = np.concatenate(other.files_ahead(step)[""][:4])
+        assert files_of(corpus, other.batch(step)) <= {*ahead}
+
+
+def test_files_decide_the_fingerprint():
+    corpus = some_files()
+    files = np.append(corpus.files[:-2], corpus.files[:-3:-1])
+    others = SimpleNamespace(lengths=corpus.lengths, files=files)
+    plans = [Plan(given, FILED, window=250) for given in (corpus, others)]
+    assert plans[0].fingerprint != plans[1].fingerprint
+    small = [Plan(given, FILED, window=9999) for given in (corpus, corpus.lengths)]
+    assert small[0].fingerprint == small[1].fingerprint
+
+
+# ---- memory is that of windows
+
+LARGE = Bucket(1024, 128), Bucket(256, 512)
+MANY = lognormal(600_000, 4, 0.9, least=0, most=512).astype(np.uint32)
+
+
+def test_windows_of_a_sorted_corpus_mix_it():
+    plan = Plan(np.sort(MANY[:100_000]), LARGE, window=10_000)
+    some = np.concatenate([plan.batch(step).segments[:, 1] for step in range(5)])
+    shares = np.bincount(some // 10_000, minlength=10) / len(some)
+    assert shares[1:].min() > 0.05  # of each tenth of the corpus, the first of which is short
+
+
+class Stored:
+    """A corpus whose lengths are in a file; a pickle only refers to it."""
+
+    def __init__(self, path):
+        self.path, self.lengths = path, np.memmap(path, np.uint32, "r")
+
+    def __reduce__(self):
+        return Stored, (self.path,)
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    MANY.tofile(path := tmp_path_factory.mktemp("stored") / "lengths")
+    return Stored(path)
+
+
+@contextlib.contextmanager
+def traced():
+    """A function that returns the bytes now, and the most bytes, since the block began."""
+    tracemalloc.start()
+    yield tracemalloc.get_traced_memory
+    tracemalloc.stop()
+
+
+def test_memory_is_that_of_windows_and_not_of_the_corpus(stored):
+    with traced() as memory:
+        plan = Plan(stored, LARGE, window=10_000)
+        plan.stages[0].streams[0].cache.capacity = 20_000  # by itself, it keeps four million pieces
+        for step in range(0, plan.num_batches(), 120):
+            plan.batch(step)
+        _, most = memory()
+    # About 3 MB, and 4.2 MB where a process imports while it plans; one int64 for each takes 4.8.
+    assert most < 4.6e6
+
+
+def test_a_change_keeps_a_few_bytes_for_each_remaining_example_and_a_pickle_no_lengths(stored):
+    plan = Plan(stored, LARGE, exclude=[7])
+    plan.after(3, exclude=[8]).batch(3)
+    with traced() as memory:
+        after = plan.after(3, exclude=[9])
+        kept, _ = memory()
+    assert after.stages[-1].start == 3
+    assert kept < 10 * len(MANY)  # the number of each example, and its length
+    pickled = pickle.dumps(plan)
+    assert len(pickled) < len(MANY) // 2  # bytes, where one length takes four
+    again = pickle.loads(pickled)
+    assert again.fingerprint == plan.fingerprint
+    assert again.batch(5).digest == plan.batch(5).digest

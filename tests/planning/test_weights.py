@@ -24,13 +24,6 @@ SOURCES = {
 }
 
 
-def shares_of(mixture, steps):
-    """The share of each corpus in the real positions of some steps, counted in their batches."""
-    found = [mixture.batch(step).sources for step in steps]
-    tokens = {name: sum(each.get(name, 0) for each in found) for name in mixture.names}
-    return {name: count / sum(tokens.values()) for name, count in tokens.items()}
-
-
 # ---- shares
 
 
@@ -135,7 +128,7 @@ def test_weights_change_at_their_step():
     assert [each.start for each in mixture.after(20, seed=1).stages] == [0, 20, 40, 300]
     later = Plan(SOURCES, BUCKETS, weights=WEIGHTS).after(45, buckets=[Bucket(12, 24)], seed=3)
     for step in (0, 40, 111):
-        assert shares_of(later, range(step, step + 200)) == pytest.approx(WEIGHTS, abs=0.01)
+        assert later.count(step, step + 200).shares == pytest.approx(WEIGHTS, abs=0.01)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5, 50])
