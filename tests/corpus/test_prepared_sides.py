@@ -129,7 +129,12 @@ def test_prepared_sides_are_those_of_the_definition(seed, tmp_path):
 
 @pytest.mark.parametrize(
     ("module", "name", "calls"),
-    [("preparation", "finish", 1), ("preparation", "finish", 2), ("work", "write_record", 2)],
+    [
+        ("preparation", "finish", 1),
+        ("preparation", "finish", 2),
+        ("work", "write_record", 1),
+        ("work", "write_record", 2),
+    ],
 )
 def test_killed_between_the_sides_it_goes_on_with_the_rest(module, name, calls, source, tmp_path):
     files = [side.files.tolist() for side in make(source, tmp_path / "whole", Processes(0)).sides]

@@ -145,6 +145,8 @@ def test_a_split_and_a_copy_read_and_wait_as_the_corpus_does(corpus):
     for each in (train, pickle.loads(pickle.dumps(train))):
         assert (each.log.wait_seconds, each.hold_out) == (7, 0.2)
     assert [sealed_parts(train, wait).wait_seconds for wait in (None, 0)] == [7, 0]
+    few = corpus.split(1e-6)[1]  # none is held out while there are few
+    assert (len(few), few.lengths.tolist()) == (0, [])
 
 
 class Lost(Processes):
