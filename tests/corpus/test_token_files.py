@@ -51,10 +51,12 @@ def test_types_of_megatron_agree_and_modes_are_part_of_the_fingerprint(tmp_path)
     assert InPlace.megatron(tmp_path / "a").fingerprint != corpus.fingerprint
 
 
-def test_datatrove_writes_its_metadata_only_on_request(tmp_path):
+def test_datatrove_writes_metadata_only_on_request_and_a_mask_of_one_name(tmp_path):
     write_datatrove(tmp_path / "a.ds", [[1, 2, 3], [4, 5]], [[1, 0, 1], [1, 0]])
     (tmp_path / "a.ds.metadata").unlink()
     assert len(InPlace.datatrove(tmp_path / "a.ds", weights="loss")) == 2
+    with pytest.raises(ValueError, match="weights is 'mask'; it must be one of loss"):
+        InPlace.datatrove(tmp_path, weights="mask")
 
 
 OUTSIDE = b'0,2,"a,\n""b",x,1\n5,7,"c",x,2\n'
@@ -227,9 +229,3 @@ def test_the_marks_of_a_long_file_are_searched_once(tmp_path, monkeypatch):
     (ids + 1).astype(np.uint16).tofile(tmp_path / "a.bin")
     again = InPlace.flat(tmp_path / "a.bin", **options)
     assert documents_of(again) == split_at((ids + 1).tolist(), 3, ends=True)
-
-
-def test_a_mask_of_datatrove_has_one_name(tmp_path):
-    write_datatrove(tmp_path / "a.ds", [[1, 2, 3], [4, 5]], [[1, 0, 1], [1, 0]])
-    with pytest.raises(ValueError, match="weights is 'mask'; it must be one of loss"):
-        InPlace.datatrove(tmp_path, weights="mask")
