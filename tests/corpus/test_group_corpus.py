@@ -120,7 +120,7 @@ def test_features_of_continuations_are_added_to_a_finished_corpus(tmp_path):
         assert [int(example["kind"]) for example in each] == [7, 8, 9]
     assert more.read_examples([2, 0, 2], ["reward"])["reward"].tolist() == [6, 1, 2, 6]
     few = {"few": Feature("continuation")}
-    with pytest.raises(ValueError, match=r"few of group 0 is \(1,\); for a group of 2 continuations"):
+    with pytest.raises(ValueError, match=r"few of group 0 is \(1,\); for a group of 2 con"):
         corpus.with_features({"few": [[1], [3, 4, 5], [6]]}, features=few)
 
 
