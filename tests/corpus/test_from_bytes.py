@@ -71,10 +71,6 @@ def examples_of(columns, features):
     return Examples(given, features=features)
 
 
-def undecoded(columns, **options):
-    return Decoded(examples_of(columns, STORED), decode, features=MADE, **options)
-
-
 def stored(columns):
     """The same examples with decoded arrays."""
     return examples_of(columns, {k: v for k, v in (STORED | MADE).items() if k != "files"})
@@ -88,7 +84,8 @@ def plan_of(corpus):
 @given(seed=st.integers(0, 1 << 32))
 def test_batches_are_those_of_stored_arrays(seed):
     columns = draw(seed)
-    view, arrays = undecoded(columns), stored(columns)
+    view = Decoded(examples_of(columns, STORED), decode, features=MADE)
+    arrays = stored(columns)
     assert view.side_names == arrays.side_names == ("inputs", "patches", "images")
     np.testing.assert_array_equal(view.lengths, arrays.lengths)
     assert (view.silent.tolist(), view.num_learnt) == (arrays.silent.tolist(), arrays.num_learnt)
