@@ -60,23 +60,19 @@ def test_the_shift_happens_inside_each_example(tmp_path):
 
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=40))
 def test_parts_do_not_depend_on_how_examples_arrive(counts):
-    """One by one, as from a `Writer`, or many at once, as of arrays."""
     flat = np.arange(sum(counts), dtype=np.int32)
     examples = np.split(flat, np.cumsum(counts)[:-1])
-    features = {"value": Feature("inputs", dtype=np.int32)}
 
-    def streamed():
-        """Each in the same memory as the one before."""
+    def stream():
+        """One by one, each in the same memory as the one before."""
         held = np.zeros(60, np.int32)
         for each in examples:
             held[: len(each)] = each
             yield held[: len(each)]
 
-    columns = {"tokens": examples, "value": examples}
-    sides = {"inputs": features}
-    parts = [part for _, part in ragged.divide_arrays(columns, sides, None)]
-    streams = {name: streamed() for name in columns}
-    again = [part for _, part in ragged.divide_arrays(streams, sides, None)]
+    sides = {"inputs": {"value": Feature("inputs", dtype=np.int32)}}
+    columns = ({"tokens": examples, "value": examples}, {"tokens": stream(), "value": stream()})
+    parts, again = ([part for _, part in ragged.divide_arrays(c, sides, None)] for c in columns)
     assert [part.digest for part in again] == [part.digest for part in parts]
     assert np.array_equal(np.concatenate([part.flat for part in parts]), flat)
     for part in parts:
