@@ -84,23 +84,18 @@ def test_examples_are_the_arrays_they_were_made_of(kind, tmp_path):
 # ---- joined
 
 
-def test_a_sum_over_several_corpora_is_unknown_if_one_does_not_know_its_own(tmp_path):
+def test_several_corpora_have_sums_that_all_of_them_know_and_begin_with_the_first(tmp_path):
     one, other, mapped = (
         make(kind, tmp_path / kind, SIZES[:30]) for kind in ("arrays", "weighted", "npy")
     )
     known = Corpora({"one": one, "other": other})
     assert known.num_learnt == one.num_learnt + other.num_learnt > 0
+    assert Corpora({**known.corpora, "mapped": mapped}).begin(60).fingerprint == known.fingerprint
+    assert known.begin(30).fingerprint == Corpora({"one": one}).fingerprint == one.fingerprint
     both = Corpora({"one": one, "mapped": mapped})
     assert mapped.num_learnt is both.num_learnt is both.files is None
     text = make("masked", tmp_path / "text").corpus
     assert Corpora({"a": text, "b": text}).text_bytes == 2 * text.text_bytes > 0
-
-
-def test_the_first_of_several_corpora_are_those_of_their_examples(tmp_path):
-    one, two, three = (make("arrays", tmp_path / f"{n}", SIZES[:n]) for n in (9, 20, 40))
-    several = Corpora({"one": one, "two": two, "three": three})
-    assert several.begin(29).fingerprint == Corpora({"one": one, "two": two}).fingerprint
-    assert several.begin(9).fingerprint == Corpora({"one": one}).fingerprint == one.fingerprint
 
 
 def test_what_differs_in_kind_task_or_tokenizer_is_not_joined(pairs, corpus, tmp_path):

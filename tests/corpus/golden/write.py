@@ -111,15 +111,11 @@ def write_mds(folder: Path) -> Any:
         ("typed", {"tokens": "ndarray:uint16", "n": "int", "text": "str"}, arrays, "gz"),
         ("packed", {"tokens": "ndarray", "n": "int", "text": "str"}, arrays, "bz2:9"),
     ):
-        with writer.MDSWriter(
-            out=f"{folder / name}", columns=columns, compression=compression, size_limit=300
-        ) as out:
-            for sample in samples:
-                out.write(sample)
-        raw = folder / f"{name}-raw"
-        with writer.MDSWriter(out=f"{raw}", columns=columns, size_limit=300) as out:
-            for sample in samples:
-                out.write(sample)
+        raw, options = folder / f"{name}-raw", {"columns": columns, "size_limit": 300}
+        for place, codec in ((folder / name, compression), (raw, None)):
+            with writer.MDSWriter(out=f"{place}", compression=codec, **options) as out:
+                for sample in samples:
+                    out.write(sample)
         shards = json.loads((raw / "index.json").read_text())["shards"]
         read = [reader.MDSReader.from_json(f"{raw}", None, shard) for shard in shards]
         values = [shard[number]["tokens"] for shard in read for number in range(len(shard))]
