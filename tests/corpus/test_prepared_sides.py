@@ -1,8 +1,8 @@
 """Records become examples of several sides: in one pass, by any workers, continued after kills."""
 
-import itertools
 import json
 import pkgutil
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -138,18 +138,11 @@ def test_prepared_sides_are_those_of_the_definition(seed, tmp_path, monkeypatch)
 def test_killed_between_the_sides_it_goes_on_with_the_rest(module, name, calls, source, tmp_path):
     files = [side.files.tolist() for side in make(source, tmp_path / "whole", Processes(0)).sides]
     assert files[0] == files[1] == files[2]  # all sides of a part have the same examples
-    count, place = itertools.count(1), f"pipeline.corpus.{module}.{name}"
-    whole = pkgutil.resolve_name(place)
-
-    def die(*arguments, **options):
-        if next(count) == calls:
-            raise KeyError("killed")
-        return whole(*arguments, **options)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(place, die)
-        with pytest.raises(KeyError, match="killed"):
-            make(source, tmp_path / "killed", Processes(0))
+    place = f"pipeline.corpus.{module}.{name}"
+    ends = [*[mock.DEFAULT] * (calls - 1), KeyError("killed")]
+    dying = mock.Mock(wraps=pkgutil.resolve_name(place), side_effect=ends)
+    with mock.patch(place, dying), pytest.raises(KeyError, match="killed"):
+        make(source, tmp_path / "killed", Processes(0))
     make(source, tmp_path / "killed", Processes(0))
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
 
