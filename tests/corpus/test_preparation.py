@@ -8,6 +8,7 @@ import sys
 import textwrap
 from pathlib import Path
 from subprocess import PIPE, Popen
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -115,21 +116,15 @@ def test_a_finished_corpus_is_opened_at_once(source, tmp_path, monkeypatch):
         assert not late.exists()
 
 
-class Ending(engines.Processes):
-    """Ends after some shards."""
-
-    def run(self, function, items):
-        yield from super().run(function, items[:2])
-
-
 @pytest.mark.parametrize("finished", [True, False])
 def test_a_corpus_of_another_origin_is_refused(source, tmp_path, finished):
     place = tmp_path / "corpus"
     if finished:
         prepare(source, Bytes(), place, progress=False)
     else:
+        ending = SimpleNamespace(run=lambda do, items: (do(each) for each in items[:2]))
         with pytest.raises(RuntimeError, match="ended without"):
-            prepare(source, Bytes(), place, engine=Ending(), progress=False)
+            prepare(source, Bytes(), place, engine=ending, progress=False)
     before = contents(place)
     other = Slice(source, 0.0, 0.5)
     for changed, options, sentence in (

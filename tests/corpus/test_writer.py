@@ -1,6 +1,7 @@
 """Corpora that are written while they are read: what is sealed, and what a reader sees of it."""
 
 import pickle
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -13,7 +14,6 @@ from pipeline.corpus import CAUSAL, INPUTS
 from pipeline.corpus import log as log_module
 from pipeline.corpus import reader as reader_module
 from pipeline.corpus.corpora import sealed_parts
-from pipeline.corpus.engines import Processes
 from pipeline.corpus.log import Log
 from pipeline.fs import objects
 from pipeline.text import ragged
@@ -149,23 +149,17 @@ def test_a_split_and_a_copy_read_and_wait_as_the_corpus_does(corpus):
     assert (len(few), few.lengths.tolist()) == (0, [])
 
 
-class Lost(Processes):
-    """Fails when ten of the shards are done and a part of them is sealed."""
-
-    def __init__(self, place):
-        super().__init__(0)
-        self.place = place
-
-    def run(self, function, items):
-        yield from super().run(function, items[:10])
-        wait_for(lambda: Log(self.place).entries())
-        raise KeyError("lost")
-
-
 def test_a_preparation_that_was_interrupted_has_sealed_what_it_continues(tmp_path):
     texts = [f"text {number}" for number in range(150)]
+
+    def run(function, items):
+        yield from map(function, items[:10])
+        wait_for(lambda: Log(tmp_path).entries())
+        raise KeyError("lost")
+
+    engine = SimpleNamespace(run=run)
     with pytest.raises(KeyError, match="lost"):
-        prepare(Records(texts), Bytes(), tmp_path, engine=Lost(tmp_path), progress=False)
+        prepare(Records(texts), Bytes(), tmp_path, engine=engine, progress=False)
     corpus = Corpus.open(tmp_path, follow=True)
     before = corpus.refresh()
     other = Records(texts[1:]), Bytes(), tmp_path
