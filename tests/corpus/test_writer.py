@@ -59,6 +59,8 @@ def test_what_a_writer_wrote_is_what_from_arrays_makes_of_the_same_examples(data
                     reader.refresh()
                     assert len(reader) == due
                     assert reader.refresh() == []
+            if act == "kill" and due:  # while it writes a record
+                (folder / f"a/shards/.000000-99999.json.{0:032}.tmp").write_bytes(b"{")
             if act in ("stop", "kill"):
                 writer.close()
                 writer = Writer(folder / "a", **options)
