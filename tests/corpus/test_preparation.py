@@ -240,8 +240,8 @@ def test_a_source_that_is_edited_while_it_is_read_makes_no_corpus(kind, source, 
 
     def make(source):
         job = Job(source, Bytes(), template=Function(edit, fingerprint="1"))
-        work, share = (prepare_share, [(0, 1)]) if kind == "share" else (prepare_job, [])
-        work(job, directory, *share, engine=here, progress=False)
+        act, share = (prepare_share, [(0, 1)]) if kind == "share" else (prepare_job, [])
+        act(job, directory, *share, engine=here, progress=False)
         return job
 
     with pytest.raises(ValueError, match=r"(text\.txt|the source) changed .* again"):
