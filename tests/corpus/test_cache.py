@@ -1,10 +1,12 @@
 """The cache of parts: fetched before batches need them, bounded, and shared by processes."""
 
 import fcntl
+import itertools
 import pickle
 import shutil
 import threading
 import time
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -200,15 +202,9 @@ def test_files_of_somebody_else_in_a_cache_stay_and_the_rest_is_fetched(corpus, 
 
 def test_fetching_goes_on_after_an_error_of_any_kind(corpus, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(cache_module, "AFTER_FAILURE", 0.1)
-    download, failed = objects.download, []
-
-    def fail_first(*arguments, **options):
-        if len(failed) < 8:
-            failed.append(1)
-            raise KeyError("a defect")
-        return download(*arguments, **options)
-
-    monkeypatch.setattr(objects, "download", fail_first)
+    fail_first = itertools.chain([KeyError("a defect")] * 8, itertools.repeat(mock.DEFAULT))
+    download = mock.Mock(wraps=objects.download, side_effect=fail_first)
+    monkeypatch.setattr(objects, "download", download)
     _, cache = cached(corpus, tmp_path, 2)
     every = follow(cache)
     wait_for(lambda: all(cache.has(part) for part in every))

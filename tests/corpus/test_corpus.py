@@ -3,6 +3,7 @@ import pickle
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -60,23 +61,19 @@ def test_the_shift_happens_inside_each_example(tmp_path):
 
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=40))
 def test_parts_do_not_depend_on_how_examples_arrive(counts):
-    """One by one, as from a `Writer`, or many at once, as of arrays."""
     flat = np.arange(sum(counts), dtype=np.int32)
     examples = np.split(flat, np.cumsum(counts)[:-1])
-    features = {"value": Feature("inputs", dtype=np.int32)}
 
-    def streamed():
-        """Each in the same memory as the one before."""
+    def stream():
+        """One by one, each in the same memory as the one before."""
         held = np.zeros(60, np.int32)
         for each in examples:
             held[: len(each)] = each
             yield held[: len(each)]
 
-    columns = {"tokens": examples, "value": examples}
-    sides = {"inputs": features}
-    parts = [part for _, part in ragged.divide_arrays(columns, sides, None)]
-    streams = {name: streamed() for name in columns}
-    again = [part for _, part in ragged.divide_arrays(streams, sides, None)]
+    sides = {"inputs": {"value": Feature("inputs", dtype=np.int32)}}
+    columns = ({"tokens": examples, "value": examples}, {"tokens": stream(), "value": stream()})
+    parts, again = ([part for _, part in ragged.divide_arrays(c, sides, None)] for c in columns)
     assert [part.digest for part in again] == [part.digest for part in parts]
     assert np.array_equal(np.concatenate([part.flat for part in parts]), flat)
     for part in parts:
@@ -219,8 +216,6 @@ MANIFEST, PARTS = "corpus.json", "parts.arrow"
     [
         (PART, lambda it: it[:-10], "it has .* bytes instead of"),
         (LENGTHS, lambda it: it.replace(b"(30,)", b"(29,)"), "it has shape .29,."),
-        # 2**27 positions more, for which planning takes minutes and memory.
-        (LENGTHS, lambda it: it[:-1] + b"\x08", "its digest differs"),
         (LENGTHS, lambda it: it[:-8] + it[-4:] + it[-8:-4], "its digest differs"),  # the same sum
         (PARTS, lambda it: it[:90] + b"?" + it[91:], "its digest differs"),
         (PARTS, None, ".*cannot be read"),
@@ -245,20 +240,15 @@ def test_what_is_no_whole_corpus_is_refused_on_opening(damaged, name, change, se
 def test_a_part_that_two_threads_open_at_once_is_taken_once(tmp_path, monkeypatch):
     """One that is replaced would be unmapped under the thread that reads it."""
     corpus = Corpus.from_arrays([[1, 2, 3]], tmp_path / "corpus")
-    both, opened, taken = threading.Barrier(2), reader.LocalParts.open, list[int]()
+    both, opened, add = threading.Barrier(2), reader.LocalParts.open, reader._Table.add
 
     def open_together(self, numbers):
         found = opened(self, numbers)
         both.wait(30)
         return found
 
-    def take(self, number, part):
-        taken.append(number)
-        add(self, number, part)
-
-    add = reader._Table.add
     monkeypatch.setattr(reader.LocalParts, "open", open_together)
-    monkeypatch.setattr(reader._Table, "add", take)
-    with ThreadPoolExecutor(2) as threads:
+    take = mock.patch.object(reader._Table, "add", autospec=True, side_effect=add)
+    with ThreadPoolExecutor(2) as threads, take as taken:
         read = [each["inputs"].tolist() for each in threads.map(corpus.__getitem__, [0, 0])]
-    assert (read, taken) == ([[1, 2]] * 2, [0])
+    assert (read, taken.call_count) == ([[1, 2]] * 2, 1)

@@ -30,7 +30,6 @@ def corpus(tmp_path):
         ("file", "../corpus/part-000000-00001.arrow", "a part is '../corpus"),
         ("file", "part-000000-00000.arrow", "a part is 'part-000000-00000.arrow'"),
         ("offsets", -8, "offsets of a part are negative"),
-        ("learnt", -1, "learnt of a part are negative"),
         ("weighted", False, "some of its parts have weights and others have none"),
         ("examples", None, "it is not a table of parts"),
     ],

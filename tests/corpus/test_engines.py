@@ -2,6 +2,7 @@ import json
 import random
 import shutil
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,6 @@ from pipeline.corpus.engines import Beam, Processes, Ray
 from pipeline.text.sources import JsonLines, Records
 from pipeline.text.templates import Answer, Function
 from pipeline.text.tokenizers import Bytes
-from tests.corpus.engines import Twice, Untouchable
 from tests.corpus.files import contents
 from tests.properties.kills import write_documents
 
@@ -23,6 +23,10 @@ SMALL = {"TOKENS_PER_PART": 600, "LEAST": 2500, "BLOCK": 100}
 def source(tmp_path):
     write_documents(tmp_path / "text.jsonl", 150)
     return JsonLines(tmp_path / "text.jsonl")
+
+
+# An engine that runs each task twice, the last one first.
+TWICE = SimpleNamespace(run=lambda do, tasks: (do(each) for each in [*tasks, *tasks][::-1]))
 
 
 def many_ways(kind, source, directory, engine):
@@ -39,12 +43,14 @@ def test_tasks_may_run_in_any_order_more_than_once_under_any_defaults_of_arrow(
 ):
     many_ways(kind, source, tmp_path / "one", Processes(0))
     monkeypatch.setenv("ARROW_PRE_1_0_METADATA_VERSION", "1")
-    many_ways(kind, source, tmp_path / "other", Twice())
+    many_ways(kind, source, tmp_path / "other", TWICE)
     assert contents(tmp_path / "one") == contents(tmp_path / "other")
     assert sum("part-" in name for name in contents(tmp_path / "one")) > 3
 
 
-def test_shares_are_done_in_any_order_and_found_when_the_corpus_is_finished(source, tmp_path):
+def test_shares_are_done_in_any_order_and_found_when_the_corpus_is_finished(
+    source, tmp_path, monkeypatch
+):
     options = {"field": "back", "task": INPUTS, "on_error": "skip"}
     prepare(source, Bytes(), tmp_path / "whole", **options, progress=False)
     shares, job = random.Random(0).sample(range(4), 4), Job(source, Bytes(), **options)
@@ -52,24 +58,10 @@ def test_shares_are_done_in_any_order_and_found_when_the_corpus_is_finished(sour
         prepare_share(job, tmp_path / "corpus", (number, 4), progress=False)
     with pytest.raises(ValueError, match="half-written"):
         Corpus.open(tmp_path / "corpus")
-    prepare(source, Untouchable(), tmp_path / "corpus", **options, progress=False)
+    monkeypatch.setattr(Bytes, "encode_batch", None)  # nothing is left to do
+    prepare(source, Bytes(), tmp_path / "corpus", **options, progress=False)
     assert contents(tmp_path / "corpus") == contents(tmp_path / "whole")
-    # Nothing is left to do.
-    untouchable = Job(source, Untouchable(), **options)
-    prepare_share(untouchable, tmp_path / "corpus", (0, 4), progress=False)
-
-
-class Late:
-    """Finishes the corpus elsewhere before it does the last shard once more."""
-
-    def __init__(self, finish):
-        self.finish = finish
-
-    def run(self, function, tasks):
-        *first, last = tasks
-        yield from map(function, first)
-        self.finish()
-        yield function(last)
+    prepare_share(job, tmp_path / "corpus", (0, 4), progress=False)
 
 
 @pytest.mark.parametrize("make", [prepare_share, prepare_job])
@@ -79,13 +71,16 @@ def test_work_that_is_late_does_no_harm_to_a_corpus_that_others_have_finished(
     place, job = tmp_path / "corpus", Job(source, Bytes())
     prepare_job(job, tmp_path / "whole", progress=False)
 
-    # A copy takes the place of the corpus, as another process that had no lock would make it.
-    def finish():
+    def run(function, tasks):
+        *first, last = tasks
+        yield from map(function, first)
+        # A copy takes the place of the corpus, as another process that had no lock would make it.
         shutil.rmtree(place)
         shutil.copytree(tmp_path / "whole", place)
+        yield function(last)
 
     more = ((0, 1),) if make is prepare_share else ()
-    make(job, place, *more, engine=Late(finish), progress=False)
+    make(job, place, *more, engine=SimpleNamespace(run=run), progress=False)
     assert contents(place) == contents(tmp_path / "whole")
     assert not (place / "shards").exists()
 
@@ -123,7 +118,7 @@ def test_records_that_fail_may_be_left_without_tokens(tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "one" / "skipped.jsonl").open()]
     assert [line["record"] for line in lines] == failed
     assert (tmp_path / "one" / lines[1]["part"]).exists()
-    prepare(source, Choosy(), tmp_path / "two", on_error="skip", engine=Twice(), progress=False)
+    prepare(source, Choosy(), tmp_path / "two", on_error="skip", engine=TWICE, progress=False)
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
     with pytest.raises(ValueError, match="made with another on_error: there skip, now None"):
         prepare(source, Choosy(), tmp_path / "one", progress=False)

@@ -13,8 +13,10 @@ import pytest
 
 from pipeline import InPlace
 from pipeline.corpus import INPUTS, cache, decoded
+from pipeline.corpus.links import guess
 from pipeline.errors import UserError
 from tests.corpus.files import documents_of
+from tests.text.record_files import save_to_disk
 
 GOLDEN = Path(__file__).parent / "golden"
 EXPECTED = json.loads((GOLDEN / "expected.json").read_text())
@@ -33,11 +35,13 @@ OPENED = {
     ("mds", "packed"): ("mds", {}, None),
     ("levanter", "cache"): ("levanter", {}, {"weights": "assistant_masks"}),
     ("olmo", "part-0.npy"): ("flat", {"dtype": "uint16"}, None),
-    ("olmo", "masked"): ("flat", {"dtype": "uint16"}, {"weights": "labels_mask*"}),
+    ("olmo", "masked"): ("flat", {"dtype": "uint16"}, {"weights": "masked/labels_mask*"}),
     ("flat", "train.bin"): ("flat", {"dtype": "uint16", "end": 50256}, None),
     ("flat", "gpt2"): ("flat", {}, None),
     ("flat", "llama3"): ("flat", {}, None),
 }
+PATHS = {"masked": "masked/token_ids*.npy", "gpt2": "gpt2_*.bin", "llama3": "llama3_*.bin"}
+PATHS |= {"two": "two/*.ds"}
 
 
 @pytest.fixture(autouse=True)
@@ -50,21 +54,14 @@ def store(tmp_path, monkeypatch):
 def open_golden(of, monkeypatch, golden=GOLDEN, twice=False, **options):
     """The corpus of a data set, whose files may be given twice."""
     form, some, _ = OPENED[of]
-    folder, name = of
-    monkeypatch.chdir(golden / folder)
-    if of == ("olmo", "masked"):
-        monkeypatch.chdir(golden / folder / name)
-    path = {"masked": "token_ids*.npy", "gpt2": "gpt2_*.bin", "llama3": "llama3_*.bin"}
-    path |= {"two": "two/*.ds"}
-    given = path.get(name, name)
+    monkeypatch.chdir(golden / of[0])
+    given = PATHS.get(of[1], of[1])
     return InPlace(form, [given, f"./{given}"] if twice else given, **some, **options)
 
 
-def test_each_golden_file_is_opened():
-    assert {(folder, name) for folder, names in EXPECTED.items() for name in names} == {*OPENED}
-
-
-@pytest.mark.parametrize("of", OPENED, ids="-".join)
+@pytest.mark.parametrize(
+    "of", [(folder, name) for folder, names in EXPECTED.items() for name in names], ids="-".join
+)
 def test_documents_and_masks_are_those_of_the_programs_own_reader(of, monkeypatch):
     documents, masks = EXPECTED[of[0]][of[1]]
     masked = OPENED[of][2]
@@ -82,6 +79,22 @@ def test_documents_and_masks_are_those_of_the_programs_own_reader(of, monkeypatc
         assert [each["loss_weights"].tolist() for each in causal] == [mask[1:] for mask in masks]
         with pytest.raises(ValueError, match=r"on which tokens to train; give (weights|labels)="):
             open_golden(of, monkeypatch)
+
+
+def test_formats_are_told_by_the_files(tmp_path):
+    for (folder, name), (form, *_) in OPENED.items():
+        assert guess(GOLDEN / folder / PATHS.get(name, name)) == form
+    save_to_disk(tmp_path / "texts", {"a.arrow": [{"text": "no ids"}]})
+    (tmp_path / "texts" / "a.ds").touch()
+    np.save(tmp_path / "array.npy", [1, 2])
+    for path, form in (
+        (GOLDEN / "megatron" / "text.idx", "megatron"),
+        (tmp_path / "array.npy", "npy"),
+        (tmp_path / "texts", ""),
+        (tmp_path / "texts" / "a.arrow", ""),
+        (tmp_path / "nowhere.bin", ""),
+    ):
+        assert guess(path) == form
 
 
 def test_windows_of_mds_are_divided_at_the_end_of_documents(monkeypatch):

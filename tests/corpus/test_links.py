@@ -10,7 +10,7 @@ from pyarrow import feather
 import pipeline
 from pipeline import Corpus, Feature, InPlace, Pairs
 from pipeline.corpus import INPUTS, TARGETS, open_corpus
-from pipeline.corpus.links import guess, link
+from pipeline.corpus.links import link
 from pipeline.text.tokenizers import Bytes
 from tests.corpus.files import require_equal
 from tests.corpus.token_writers import write_datatrove, write_flat, write_megatron
@@ -108,34 +108,6 @@ def test_commands_read_token_files(opened, tmp_path, run):
         ("report flat.npy", "add --lengths"),
     ):
         assert sentence in run.refused(*arguments.split())
-
-
-def test_formats_are_told_by_the_files(opened, tmp_path):
-    for folder, name in (("mds", "index.json"), ("levanter", "shard_ledger.json")):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / name).write_text("{}")
-    for folder, column in (("saved", "input_ids"), ("texts", "text")):
-        (tmp_path / folder).mkdir()
-        table = pa.table({column: [[1]]})
-        with pa.ipc.new_stream(str(tmp_path / folder / "a.arrow"), table.schema) as writer:
-            writer.write_table(table)
-        state = '{"_data_files": [{"filename": "a.arrow"}]}'
-        (tmp_path / folder / "state.json").write_text(state)
-    write_datatrove(tmp_path / "saved" / "a.ds", [[1]])
-    for path, form in (
-        ("saved", "arrow"),
-        ("texts", ""),
-        (tmp_path, "datatrove"),
-        ("mds", "mds"),
-        ("levanter", "levanter"),
-        ("mega", "megatron"),
-        ("mega.idx", "megatron"),
-        ("token*.npy", "flat"),
-        ("flat.npy", "npy"),
-        ("a.arrow", ""),
-        ("nowhere.bin", ""),
-    ):
-        assert guess(path) == form
 
 
 def test_token_files_in_a_bucket_are_read(opened, tmp_path, monkeypatch):

@@ -5,13 +5,11 @@ import functools
 import pytest
 
 import pipeline
-from pipeline import Batches, Bucket, Corpus, Feature, Pairs, Plan
+from pipeline import Feature, Pairs
 from pipeline.report import open_dataset
 from pipeline.text.sources import Records
 from pipeline.text.tokenizers import Bytes
 from tests.corpus.files import require_equal
-
-BUCKETS = (Bucket(8, (24, 24)), Bucket(8, (24, 40)), Bucket(4, (64, 40)))
 
 
 def test_sides_share_the_room_of_a_cache(pairs, tmp_path):
@@ -44,23 +42,18 @@ def test_prepared_pairs_hold_both_texts(tmp_path):
 
 
 def test_what_does_not_belong_together_is_refused(pairs, sides, tmp_path):
-    plan = Plan(pairs, BUCKETS, overflow="truncate")
     fewer = Pairs.from_arrays(sides[0][:9], sides[1][:9], tmp_path / "fewer")
-    one = Corpus.from_arrays(sides[1], tmp_path / "one")
     tag = functools.partial(Pairs.from_arrays, features={"a": Feature("example")})
     tagged = {"tokens": [[1]], "a": [2]}
-    load = functools.partial(pipeline.load, buckets=BUCKETS)
     for act, sentence in (
         (lambda: Pairs(pairs.inputs, pairs.inputs), "of the task 'inputs', not 'targets'"),
         (lambda: Pairs(fewer.inputs, pairs.targets), "there are 9 inputs and 300 targets"),
         (lambda: tag(tagged, tagged, tmp_path / "twice"), "both have a feature 'a'"),
-        (lambda: load(pairs, overflow="split"), "a piece would lose its other sides"),
-        (lambda: Batches(one, plan), "the plan has the sides inputs, targets, and the corpus"),
     ):
         with pytest.raises(ValueError, match=sentence):
             act()
     with pytest.raises(FileNotFoundError, match="there is no corpus"):
-        load(tmp_path / "nothing")
+        pipeline.load(tmp_path / "nothing", tokens_per_batch=64)
     dataset = open_dataset([str(pairs.inputs.directory.parent)])
     assert dataset.side_names == ("inputs", "targets")
     assert dataset.lengths.tolist() == pairs.lengths.tolist()

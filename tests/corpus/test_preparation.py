@@ -8,19 +8,19 @@ import sys
 import textwrap
 from pathlib import Path
 from subprocess import PIPE, Popen
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
 
 from pipeline import Corpus, Writer, prepare
-from pipeline.corpus import INPUTS, Job, engines, log, preparation, prepare_share, work
+from pipeline.corpus import INPUTS, Job, engines, preparation, prepare_job, prepare_share, work
 from pipeline.corpus.manifest import Manifest
 from pipeline.fs.atomic import as_path, directory_lock
 from pipeline.text import ragged
-from pipeline.text.sources import Concatenated, Records, Sharded, Slice, TextFiles
+from pipeline.text.sources import Concatenated, Records, Slice, TextFiles
 from pipeline.text.sources import source as sizes
-from pipeline.text.sources.source import sharded
-from pipeline.text.templates import Answer
+from pipeline.text.templates import Answer, Function
 from pipeline.text.tokenizers import Bytes
 from tests.corpus.files import contents, few_bytes, wait_for
 from tests.processes import call, environment
@@ -116,21 +116,15 @@ def test_a_finished_corpus_is_opened_at_once(source, tmp_path, monkeypatch):
         assert not late.exists()
 
 
-class Ending(engines.Processes):
-    """Ends after some shards."""
-
-    def run(self, function, items):
-        yield from super().run(function, items[:2])
-
-
 @pytest.mark.parametrize("finished", [True, False])
 def test_a_corpus_of_another_origin_is_refused(source, tmp_path, finished):
     place = tmp_path / "corpus"
     if finished:
         prepare(source, Bytes(), place, progress=False)
     else:
+        ending = SimpleNamespace(run=lambda do, items: (do(each) for each in items[:2]))
         with pytest.raises(RuntimeError, match="ended without"):
-            prepare(source, Bytes(), place, engine=Ending(), progress=False)
+            prepare(source, Bytes(), place, engine=ending, progress=False)
     before = contents(place)
     other = Slice(source, 0.0, 0.5)
     for changed, options, sentence in (
@@ -167,26 +161,6 @@ def test_a_killed_run_goes_on_where_it_was_and_ends_the_same(source, tmp_path, r
     assert contents(tmp_path / "corpus") == contents(whole.directory)
     read = [at for _, at in log_of(source)]
     assert len(read) == len({*read}) == len(LINES) - sealed
-
-
-def test_a_shard_goes_on_after_any_of_its_parts(source, tmp_path, monkeypatch):
-    monkeypatch.setattr(sizes, "LEAST", 1 << 20)  # all in one shard
-    options = {"num_workers": 0, "progress": False}
-    prepare(source, Bytes(), tmp_path / "whole", **options)
-    last = len([*(tmp_path / "whole").glob("part-*.arrow")]) - 1
-    for sealed in (0, 1, last):
-
-        def die(directory, shard, number, sealed=sealed, **record):
-            if number == sealed:
-                raise KeyError("killed")
-            log.write_record(directory, shard, number, **record)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(work, "write_record", die)
-            with pytest.raises(KeyError, match="killed"):
-                prepare(source, Bytes(), tmp_path / f"{sealed}", **options)
-        prepare(source, Bytes(), tmp_path / f"{sealed}", **options)
-        assert contents(tmp_path / f"{sealed}") == contents(tmp_path / "whole")
 
 
 @pytest.mark.parametrize(
@@ -241,59 +215,41 @@ def test_a_worker_that_dies_gives_a_sentence(source, run):
     assert "run again to finish" in error
 
 
-class Edited(Sharded):
-    """A source that somebody writes to while its 100th record is read."""
-
-    def __init__(self, source, edit):
-        self.source, self.edit, self.count = sharded(source), edit, 0
-
-    fingerprint = property(lambda self: self.source.fingerprint)
-
-    def shards(self):
-        self.count = 0
-        return self.source.shards()
-
-    def read(self, shard, start=None):
-        for block in self.source.read(shard, start):
-            if self.count <= 100 < self.count + len(block.records):
-                self.edit()
-            self.count += len(block.records)
-            yield block
-
-
-def _edits(path):
-    """Of each kind of source over `path`, one that is edited while it is read."""
-    text, listed = path.read_text(), [{"text": line} for line in LINES]
-    longer = Edited(TextFiles(path), lambda: path.write_text(f"{text}more\n"))
-    # The size stays, and so do all samples of a large file.
-    changed = text.replace("document 150", "DOCUMENT 150")
-    return {
-        "as long": Edited(TextFiles(path), lambda: path.write_text(changed)),
-        "gone": Edited(TextFiles(path), path.unlink),
-        "share": Slice(longer, 0.0, 0.9),
-        "two": Concatenated([longer, Records(listed)]),
-        "records": Edited(Records(listed), lambda: listed[0].update(text="else")),
-    }
-
-
 @pytest.mark.parametrize("kind", ["as long", "gone", "share", "two", "records"])
-def test_a_source_that_is_edited_while_it_is_read_makes_no_corpus(source, tmp_path, kind):
-    edited, directory = _edits(Path(source.files[0]))[kind], tmp_path / "corpus"
+def test_a_source_that_is_edited_while_it_is_read_makes_no_corpus(kind, source, tmp_path):
+    path, directory, here = Path(source.files[0]), tmp_path / "corpus", engines.Processes(0)
+    text, listed = path.read_text(), [{"text": line} for line in LINES]
+
+    def add_line():
+        path.write_text(f"{text}more\n")
+
+    edited, *edits = {
+        # The size stays, and so do all samples of a large file.
+        "as long": (source, lambda: path.write_text(text.replace("document 150", "DOCUMENT 150"))),
+        "gone": (source, path.unlink),
+        "share": (Slice(source, 0.0, 0.9), add_line),
+        "two": (Concatenated([source, Records(listed)]), add_line),
+        "records": (Records(listed), lambda: listed[0].update(text="else")),
+    }[kind]
+
+    def edit(record):
+        """Leaves the record as it is, and edits the source while its 100th one is read."""
+        if record["text"] == LINES[100] and edits:
+            edits.pop()()
+        return [(record["text"], 1.0)]
 
     def make(source):
-        if kind == "share":
-            here = engines.Processes(0)
-            prepare_share(Job(source, Bytes()), directory, (0, 1), engine=here, progress=False)
-        else:
-            prepare(source, Bytes(), directory, num_workers=0, progress=False)
+        job = Job(source, Bytes(), template=Function(edit, fingerprint="1"))
+        act, share = (prepare_share, [(0, 1)]) if kind == "share" else (prepare_job, [])
+        act(job, directory, *share, engine=here, progress=False)
+        return job
 
     with pytest.raises(ValueError, match=r"(text\.txt|the source) changed .* again"):
         make(edited)
     assert contents(directory) == {}
     if kind != "gone":  # nothing of it is in the way of what the source is now
-        again = Records(LINES) if kind == "records" else TextFiles(source.files[0])
-        make(again)
-        assert len(prepare(again, Bytes(), directory, progress=False)) == len(list(again))
+        again = Records(LINES) if kind == "records" else TextFiles(path)
+        assert len(prepare_job(make(again), directory, progress=False)) == len(list(again))
 
 
 def test_a_fingerprint_that_is_never_the_same_is_found_before_the_work(tmp_path):
@@ -367,7 +323,7 @@ def test_a_share_that_begins_while_others_end_leaves_their_manifest(tmp_path, mo
         found = find(directory)
         if not seen:
             seen.append(found)
-            preparation.prepare_job(job, directory, num_workers=0, progress=False)
+            prepare_job(job, directory, num_workers=0, progress=False)
         return found
 
     monkeypatch.setattr(Manifest, "find", late)

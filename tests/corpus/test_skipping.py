@@ -82,18 +82,6 @@ def test_records_that_no_field_can_read_do_not_stop_a_fingerprint_or_a_tokenizer
     assert [corpus.decode(at) for at in range(6)] == ["some words", "", "", "", "", "more words"]
 
 
-class Wrong(Bytes):
-    """Gives two ids for each text, of which one is wrong for a text with an x."""
-
-    def __init__(self, wrong, dtype):
-        super().__init__()
-        self.wrong, self.dtype = wrong, dtype
-
-    def encode_batch(self, texts):
-        ids = [[5, self.wrong if "x" in str(text) else 5] for text in texts]
-        return np.ravel(np.array(ids, self.dtype)), np.full(len(texts), 2)
-
-
 @pytest.mark.parametrize("template", [None, lambda record: [(record["text"], 1.0)]])
 @pytest.mark.parametrize(
     ("wrong", "dtype"),
@@ -102,11 +90,17 @@ class Wrong(Bytes):
         *(((1 << 31) + 5, "uint32"), ((1 << 63) + 5, "uint64"), (1 << 31, "int64")),
     ],
 )
-def test_an_id_of_a_tokenizer_that_does_not_fit_fails_its_record(wrong, dtype, template, tmp_path):
-    source, tokenizer = Records(["ab", "x", "cd"]), Wrong(wrong, dtype)
-    options = {**OPTIONS, "on_error": "raise"}
+def test_an_id_of_a_tokenizer_that_does_not_fit_fails_its_record(
+    wrong, dtype, template, tmp_path, monkeypatch
+):
+    def encode(self, texts):
+        ids = [[5, wrong if "x" in str(text) else 5] for text in texts]
+        return np.ravel(np.array(ids, dtype)), np.full(len(texts), 2)
+
+    monkeypatch.setattr(Bytes, "encode_batch", encode)
+    given = {"source": Records(["ab", "x", "cd"]), "tokenizer": Bytes(), "template": template}
     with pytest.raises(ValueError, match=rf"record 1: the tokenizer .* gave the id {wrong}, and"):
-        pipeline.prepare(source, tokenizer, tmp_path / "a", template=template, **options)
-    pipeline.prepare(source, tokenizer, tmp_path / "b", template=template, **OPTIONS)
+        pipeline.prepare(**given, directory=tmp_path / "a", **{**OPTIONS, "on_error": "raise"})
+    pipeline.prepare(**given, directory=tmp_path / "b", **OPTIONS)
     (failed,) = (tmp_path / "b/skipped.jsonl").read_text().splitlines()
     assert json.loads(failed)["record"] == 1

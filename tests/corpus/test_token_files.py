@@ -36,25 +36,23 @@ def test_a_document_of_megatron_may_have_several_sequences(dtype, tmp_path):
     assert documents_of(corpus) == [[1, 2, 3], [], [4, 5, 6], [7]]
     assert documents_of(pickle.loads(pickle.dumps(corpus))) == documents_of(corpus)
     assert documents_of(InPlace.megatron(f"{tmp_path}/*.bin", task=INPUTS)) == documents_of(corpus)
-    write_megatron(tmp_path / "b.bin", [[[8, 9]]], dtype)  # datatrove appends to a name of a file
+    write_megatron(tmp_path / "b.bin", [[[8, 9]]], "int16")  # datatrove appends to a file's name
     for name in ("b.bin.idx", "b.bin.bin", "*.bin.bin"):
         assert documents_of(InPlace.megatron(tmp_path / name, task=INPUTS)) == [[8, 9]]
+    with pytest.raises(ValueError, match="give them the same type"):
+        InPlace.megatron(tmp_path / "*.idx")
+    index = tmp_path / "text_sentence.idx"
+    index.write_bytes(index.read_bytes() + bytes(5))  # a mode of each sequence: all are text
+    again = InPlace.megatron(tmp_path / "text_sentence", task=INPUTS)
+    assert again.fingerprint != corpus.fingerprint
 
 
-def test_types_of_megatron_agree_and_modes_are_part_of_the_fingerprint(tmp_path):
-    write_megatron(tmp_path / "a", [[[1, 2], [3]], [[4, 5, 6]]])
-    write_megatron(tmp_path / "b", [[[1]]], "uint16")
-    with pytest.raises(ValueError, match="are int32 and uint16; give them the same type"):
-        InPlace.megatron([tmp_path / "a", tmp_path / "b"])
-    corpus, index = InPlace.megatron(tmp_path / "a"), tmp_path / "a.idx"
-    index.write_bytes(index.read_bytes() + b"\0\0\0")  # all sequences are text
-    assert InPlace.megatron(tmp_path / "a").fingerprint != corpus.fingerprint
-
-
-def test_datatrove_writes_its_metadata_only_on_request(tmp_path):
+def test_datatrove_writes_metadata_only_on_request_and_a_mask_of_one_name(tmp_path):
     write_datatrove(tmp_path / "a.ds", [[1, 2, 3], [4, 5]], [[1, 0, 1], [1, 0]])
     (tmp_path / "a.ds.metadata").unlink()
     assert len(InPlace.datatrove(tmp_path / "a.ds", weights="loss")) == 2
+    with pytest.raises(ValueError, match="weights is 'mask'; it must be one of loss"):
+        InPlace.datatrove(tmp_path, weights="mask")
 
 
 OUTSIDE = b'0,2,"a,\n""b",x,1\n5,7,"c",x,2\n'
@@ -108,25 +106,20 @@ def test_documents_go_on_in_the_next_file(tmp_path_factory, ids, cuts, ends):
     assert weights_of(weighted) == due
 
 
-@pytest.mark.parametrize(("kind", "version", "dtype", "mark"), [
-    (20240520, 1, "uint16", 50256), (20240801, 7, "uint32", 128000)
-])  # fmt: skip
-def test_the_header_of_llm_c_tells_the_type_and_the_mark(kind, version, dtype, mark, tmp_path):
-    ids = [mark, 5, 6, mark, 7, 8, mark, 9]
-    write_llm_c(tmp_path / "train_0.bin", ids[:5], kind, version, dtype)
-    write_llm_c(tmp_path / "train_1.bin", ids[5:], kind, version, dtype)
-    corpus = InPlace.flat(tmp_path / "train_*.bin", task=INPUTS)
-    assert documents_of(corpus) == [[mark, 5, 6], [mark, 7, 8], [mark, 9]]
-    assert len(InPlace.flat(tmp_path / "train_*.bin", dtype=np.dtype(dtype).type)) == 3
-    assert len(InPlace.flat(tmp_path / "train_*.bin", begin=mark)) == 3
-    for wrong in ({"end": mark}, {"begin": 5}):
-        with pytest.raises(ValueError, match=f"says that {mark} begins each document; omit both"):
-            InPlace.flat(tmp_path / "train_*.bin", **wrong)
+def test_the_header_of_llm_c_tells_the_type_and_the_mark(tmp_path):
+    """Those of the two versions, and what they hold, are golden."""
+    names = tmp_path / "train_*.bin"
+    write_llm_c(tmp_path / "train_0.bin", [END, 5, 6, END, 7])
+    for same in ({"dtype": np.uint16}, {"begin": END}):
+        assert len(InPlace.flat(names, **same)) == 2
+    for wrong in ({"end": END}, {"begin": 5}):
+        with pytest.raises(ValueError, match=f"says that {END} begins each document; omit both"):
+            InPlace.flat(names, **wrong)
     with pytest.raises(ValueError, match="by its header, it has"):
-        InPlace.flat(tmp_path / "train_*.bin", dtype="int64")
+        InPlace.flat(names, dtype="int64")
     write_llm_c(tmp_path / "train_1.bin", [1, 2], 20240522)
     with pytest.raises(ValueError, match="an evaluation file of llm"):
-        InPlace.flat(tmp_path / "train_*.bin")
+        InPlace.flat(names)
 
 
 def test_a_table_beside_a_file_lists_its_documents(tmp_path, caplog):
@@ -146,20 +139,19 @@ def test_a_table_beside_a_file_lists_its_documents(tmp_path, caplog):
 def test_a_mask_of_tokens_is_never_read_as_tokens_or_ignored(tmp_path):
     write_flat(tmp_path / "token_ids_part_0000.npy", [[1, 2, 3], [4, 5]], "uint32")
     np.array([0, 1, 0, 1, 1], bool).tofile(tmp_path / "labels_mask_part_0000.npy")
-    for names in ("*.npy", "token_ids*.npy"):
+    masks, options = tmp_path / "labels_mask*", {"dtype": "uint32"}
+    for names in (tmp_path / "*.npy", tmp_path / "token_ids*.npy"):
         with pytest.raises(ValueError, match=r"give weights='.*labels_mask\*', or weights=\(\) to"):
-            InPlace.flat(tmp_path / names, dtype="uint32")
-        plain = InPlace.flat(tmp_path / names, dtype="uint32", weights=(), task=INPUTS)
-        assert documents_of(plain) == [[1, 2, 3], [4, 5]]
-        masks = tmp_path / "labels_mask*"
-        corpus = InPlace.flat(tmp_path / names, dtype="uint32", weights=masks)
+            InPlace.flat(names, **options)
+        plain, corpus = (InPlace.flat(names, **options, weights=some) for some in ((), masks))
+        assert [each["targets"].tolist() for each in plain] == [[2, 3], [5]]
         assert weights_of(corpus) == [[1, 0], [1]]
         assert corpus.fingerprint != plain.fingerprint
     with pytest.raises(ValueError, match="are masks; give the files of tokens"):
-        InPlace.flat(masks, dtype="uint32", weights=())
+        InPlace.flat(masks, **options, weights=())
     (tmp_path / "labels_mask_part_0000.npy").write_bytes(b"\1\0")
     with pytest.raises(ValueError, match="weights have 2 bytes for 5 tokens"):
-        InPlace.flat(tmp_path / "token*.npy", dtype="uint32", weights=masks)
+        InPlace.flat(names, **options, weights=masks)
 
 
 def test_flat_files_whose_layout_is_unknown_are_refused(tmp_path, caplog):
@@ -227,9 +219,3 @@ def test_the_marks_of_a_long_file_are_searched_once(tmp_path, monkeypatch):
     (ids + 1).astype(np.uint16).tofile(tmp_path / "a.bin")
     again = InPlace.flat(tmp_path / "a.bin", **options)
     assert documents_of(again) == split_at((ids + 1).tolist(), 3, ends=True)
-
-
-def test_a_mask_of_datatrove_has_one_name(tmp_path):
-    write_datatrove(tmp_path / "a.ds", [[1, 2, 3], [4, 5]], [[1, 0, 1], [1, 0]])
-    with pytest.raises(ValueError, match="weights is 'mask'; it must be one of loss"):
-        InPlace.datatrove(tmp_path, weights="mask")

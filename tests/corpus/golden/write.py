@@ -1,6 +1,6 @@
 """Writes the token files in this folder with the programs whose formats they have.
 
-    python tests/corpus/golden/write.py arrow megatron  # each where its packages are installed
+    python -m tests.corpus.golden.write arrow megatron  # each where its packages are installed
 
 They are datasets 5.2.0 (arrow), megatron-core 0.16.0, datatrove 0.10.1, mosaicml-streaming 0.13.0
 (mds), levanter 1.2.dev1644, and dolma 1.2.1 with ai2-olmo-core 3.0.0 (olmo). nanoGPT and llm.c are
@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from tests.corpus.token_writers import write_llm_c
 
 HERE = Path(__file__).parent
 END = 50256
@@ -109,15 +111,11 @@ def write_mds(folder: Path) -> Any:
         ("typed", {"tokens": "ndarray:uint16", "n": "int", "text": "str"}, arrays, "gz"),
         ("packed", {"tokens": "ndarray", "n": "int", "text": "str"}, arrays, "bz2:9"),
     ):
-        with writer.MDSWriter(
-            out=f"{folder / name}", columns=columns, compression=compression, size_limit=300
-        ) as out:
-            for sample in samples:
-                out.write(sample)
-        raw = folder / f"{name}-raw"
-        with writer.MDSWriter(out=f"{raw}", columns=columns, size_limit=300) as out:
-            for sample in samples:
-                out.write(sample)
+        raw, options = folder / f"{name}-raw", {"columns": columns, "size_limit": 300}
+        for place, codec in ((folder / name, compression), (raw, None)):
+            with writer.MDSWriter(out=f"{place}", compression=codec, **options) as out:
+                for sample in samples:
+                    out.write(sample)
         shards = json.loads((raw / "index.json").read_text())["shards"]
         read = [reader.MDSReader.from_json(f"{raw}", None, shard) for shard in shards]
         values = [shard[number]["tokens"] for shard in read for number in range(len(shard))]
@@ -173,9 +171,7 @@ def write_olmo(folder: Path) -> Any:
 def write_flat(folder: Path) -> Any:
     """nanoGPT's file, whose documents end with the mark; llm.c's, where they begin with it."""
     flat = np.array(join(DOCUMENTS), np.uint16)
-    file = np.memmap(folder / "train.bin", np.uint16, "w+", shape=(len(flat),))
-    file[:] = flat
-    file.flush()
+    flat.tofile(folder / "train.bin")
     begun = [[END, *document[:-1]] for document in DOCUMENTS]
     for name, magic, version, dtype in (
         ("gpt2", 20240520, 1, np.uint16),
@@ -184,10 +180,7 @@ def write_flat(folder: Path) -> Any:
         ids = np.array(join(begun), dtype)
         ids[ids == END] = 128000 if dtype is np.uint32 else END
         for number, some in enumerate(np.array_split(ids, 2)):  # cut inside a document
-            header = np.zeros(256, np.int32)
-            header[:3] = magic, version, len(some)
-            path = folder / f"{name}_{number}.bin"
-            path.write_bytes(header.tobytes() + some.tobytes())
+            write_llm_c(folder / f"{name}_{number}.bin", some, magic, version, dtype)
     llama3 = [[128000, *document[1:]] for document in begun]
     return {"train.bin": [DOCUMENTS, None], "gpt2": [begun, None], "llama3": [llama3, None]}
 
