@@ -135,6 +135,10 @@ def corrupt(folder, **given):
     return pipeline.SpanCorruption(unshifted(folder), **options)
 
 
+def chat(_, **given):
+    return templates.Chat(**given)
+
+
 SOURCE = {"files": "a.jsonl", "split": "train", "begin": 0.0, "end": 0.5}
 
 
@@ -171,6 +175,7 @@ OPTIONS = {
     write: keywords(pipeline.Writer.__init__),
     mask: keywords(pipeline.Masked.__init__) - {"keep_ids"},
     corrupt: keywords(pipeline.SpanCorruption.__init__) - {"sentinels"},
+    chat: {"weights", "before", "last_only", "null", "unknown"},
     open_source: {"source", "files", "targets", "tfds", "split", "kind"},
     open_template: {"prompt", "answer"},
     open_view: {"kind", "rate"},
@@ -190,7 +195,7 @@ def test_an_option_that_cannot_be_is_named(call, option, tmp_path):
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: templates.Chat(null=5), "null is 5; it must be a text"),
+        (lambda: templates.Chat(weights={"assistant": "1"}), "it must map roles to numbers"),
         (lambda: templates.Chat()({"messages": [["user", "a"]]}), "turn 0"),
         (lambda: templates.Pair.of("ab"), "fields is 'ab'; it must be two"),
         (lambda: sources.TextFiles([]), "no files were given"),

@@ -148,16 +148,6 @@ def test_what_a_template_does_not_render_is_counted_or_refused(tmp_path, caplog)
         strict(records[1])
 
 
-def test_options_that_are_none_are_refused():
-    for options, sentence in (
-        ({"unknown": "drop"}, "unknown is 'drop'; it must be one of count, error"),
-        ({"last_only": "true"}, "last_only is 'true'; it must be True or False"),
-        ({"weights": {"assistant": "1"}}, "it must map roles to numbers"),
-    ):
-        with pytest.raises(ValueError, match=sentence):
-            Chat(**options)
-
-
 def test_records_with_notes_cost_no_further_reading(tmp_path, monkeypatch, caplog):
     turns = [{"role": "assistant", "content": "Hi", "reasoning": "why"}]
     (tmp_path / "a.jsonl").write_text(f"{json.dumps({'messages': turns})}\n" * 3)

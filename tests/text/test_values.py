@@ -16,6 +16,7 @@ from pipeline.text.tokenizers import Bytes
 from pipeline.text.tokenizers.markup import Markup
 
 NAN = float("nan")
+CODE = "{a} {a.__class__} {{ cycler.__init__.__globals__ }} {% include 'x' %} %s $HOME"
 ANSWER = Answer(prompt="{q}:", answer="{a}")
 CHAT = Chat(before="", after="")
 SIDES = Preference(prompt="{q}:", chosen="{a}", rejected="no")
@@ -42,6 +43,7 @@ def spelt(template, value):
         (np.float32(0.1), "0.1"),
         (decimal.Decimal("1.10"), "1.10"),
         (np.str_("a"), "a"),
+        (CODE, CODE),
     ],
 )
 def test_texts_and_numbers_are_spelt_exactly(template, value, text):
@@ -115,7 +117,7 @@ def test_a_null_may_have_a_text(value, text):
         ("{a:.2f}{a:05}", {"a": 1}, "1.0000001"),
         ("{a!r}", {"a": ["x"]}, "['x']"),  # asked for
         ("{day:%Y}", {"day": datetime.date(2024, 1, 1)}, "2024"),
-        ("{a:>{n}}", {"a": "x", "n": 3}, "  x"),
+        ("{a[0]:>{n}}{b}", {"a": ["{b}"], "b": "{n}", "n": 5}, "  {b}{n}"),
         ("{{}}{a:>3}", {"a": b"x"}, "{}  x"),
         ("{a[0]}", {"a": [None]}, "is null"),
         ("{a[0]}", {"a": []}, "its field 'a' has no 'a[0]' (the list is shorter)"),
@@ -146,9 +148,6 @@ def test_a_broken_format_string_is_refused_before_any_record():
     ):
         with pytest.raises(ValueError, match=r"(prompt|rejected|before) is '{a': expected"):
             make("{a")
-    for answer in (None, 5, ["{a}"]):
-        with pytest.raises(TypeError, match=r"answer is .*; it must be a text, with fields"):
-            Answer(prompt="", answer=answer)
     with pytest.raises(ValueError, match=r"its only field is \{role\}"):
         Chat(before="{name}")
 
@@ -174,12 +173,3 @@ def test_a_feature_that_is_null_has_its_fill(tmp_path):
     assert [int(each["n"]) for each in corpus] == [5, -1]
     with pytest.raises(ValueError, match="record 1: n cannot be cast from object"):
         prepare(records, Bytes(), tmp_path / "b", features=bare)
-
-
-def test_text_of_a_record_is_never_a_template():
-    text = "{a} {a.__class__} {{ cycler.__init__.__globals__ }} {% include 'x' %} %s $HOME"
-    for template in (ANSWER, CHAT):
-        assert spelt(template, text) == text
-    whole = Answer(prompt="{q[0]}", answer="{a:>{n}}")
-    (spans,) = templates.fill(whole, {"q": [text], "a": text, "n": 3})["inputs"]
-    assert [each for each, *_ in spans] == [text, text]
