@@ -14,6 +14,7 @@ import pytest
 from pyarrow import feather, parquet
 
 from pipeline.text.sources import (
+    ArrayRecords,
     ArrowFiles,
     JsonLines,
     ParallelText,
@@ -167,9 +168,9 @@ def test_what_holds_no_text_is_named(what, tmp_path):
         with pytest.raises(ValueError, match=rf"a\.jsonl.*{what}"):
             list(source)
     if what.startswith(("a Git", "a git", "a NumPy", "an SQLite", "a PDF", "gzip")):
-        for source in (ParquetFiles(path), ArrowFiles(path)):
+        for kind in (ParquetFiles, ArrowFiles, ArrayRecords):
             with pytest.raises(ValueError, match=rf"a\.jsonl cannot be read as .*{what}"):
-                list(source)
+                list(kind(path))
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, zstd, bz2.compress, lzma.compress, lz4])

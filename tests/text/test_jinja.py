@@ -223,11 +223,15 @@ def test_what_a_template_leaves_out_or_changes_is_counted(
     assert not note or re.search(f"1 of 1 record have {note}", caplog.text)
 
 
-def test_sides_of_a_preference_may_be_whole_chats(tokenizer, tmp_path):
-    both = Preference(chosen=Jinja(tokenizer), rejected=Jinja(tokenizer, messages="no"))
+def test_sides_of_a_preference_may_be_whole_chats_without_a_prompt(tokenizer, tmp_path):
+    chat = Jinja(tokenizer)
+    both = Preference(chosen=chat, rejected=Jinja(tokenizer, messages="no"))
     record = {"messages": [turn("Hi"), answer("Yo")], "no": [turn("Hi"), answer("Ho")]}
     corpus = prepare(Records([record]), tokenizer, tmp_path, template=both)
     assert corpus.decode(0).endswith("  Yo<|im_end|>\n\n  Ho<|im_end|>\n")
+    for prompt, chosen, rejected in ((chat, "a", "b"), ("q", chat, "b"), ("q", "a", ["b", chat])):
+        with pytest.raises(ValueError, match=r"prompt is given, and Jinja spells whole chats"):
+            Preference(prompt=prompt, chosen=chosen, rejected=rejected)
 
 
 def test_a_template_is_told_apart_and_pickles(tokenizer):
