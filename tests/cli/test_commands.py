@@ -15,6 +15,7 @@ from pyarrow import parquet
 import pipeline
 import pipeline.report
 from pipeline import Bucket, Corpora, Corpus, Feature, Pairs, Plan, errors, fit_buckets, prepare
+from pipeline.cli.check import check_corpus, check_plan
 from pipeline.cli.commands import DAMAGED, FINE, WRONG
 from pipeline.corpus import open_corpus
 from pipeline.corpus.tasks import INPUTS
@@ -22,6 +23,8 @@ from pipeline.corpus.views import Masked, SpanCorruption
 from pipeline.history import write_history
 from pipeline.text.sources import Records, TextFiles
 from pipeline.text.tokenizers import Bytes, train_sentencepiece
+from tests.corpus.files import flip
+from tests.corpus.manifests import alter
 from tests.processes import call
 
 
@@ -46,6 +49,7 @@ def test_the_program_teaches_also_beside_a_folder_that_is_called_like_the_packag
 # What is in the folder that mistakes are made with.
 TEXTS = {
     "words.txt": "words",
+    "body.jsonl": '{"body": "some words"}\n',
     "list.json": "[1, 2]",
     "negative.json": '{"5": -3}',
     "twice.json": '{"5": 3, "5": 4}',
@@ -55,6 +59,7 @@ TEXTS = {
 }
 FILES = [*TEXTS, "nowhere.npy", "folder.json"]
 PREPARE = "prepare", "FOLDER/words.txt", "--into", "FOLDER/new"
+BODY = "prepare", "FOLDER/body.jsonl", "--into", "FOLDER/new"
 UNWRITABLE = (
     "^error: could not write .*; check the path, and that you may write there, and run again$"
 )
@@ -75,6 +80,8 @@ UNWRITABLE = (
         ([*PREPARE, "--template", "answer", "answer=a", "answer=b"], "answer= is given twice to"),
         ([*PREPARE, "--task", "3", "--of", "3"], r"share is \(3, 3\); .* the numbers are 0"),
         ([*PREPARE, "--engine", "ray", "--workers", "3"], "--workers, .* need --engine proc"),
+        (BODY, "name the field that holds the text with --field\n"),
+        ([*BODY, "--field", "body", "--tokenizer", "sentencepiece"], "choose another --vocab-size"),
     ],
 )
 def test_a_mistake_is_answered_with_a_sentence(run, tmp_path, arguments, sentence):
@@ -85,8 +92,9 @@ def test_a_mistake_is_answered_with_a_sentence(run, tmp_path, arguments, sentenc
     Corpus.from_arrays([np.arange(4)], tmp_path / "a" / "sub")
     err = run.refused(*(each.replace("FOLDER", str(tmp_path)) for each in arguments))
     assert re.search(sentence, err), err
-    assert err.startswith("error: ")
+    assert err.splitlines()[-1].startswith("error: ")
     assert "Traceback" not in err
+    assert not [*tmp_path.glob("new/*.arrow")]
 
 
 def test_names_and_signs_are_printed_in_a_shell_of_ascii(tmp_path):
@@ -221,12 +229,39 @@ def test_check_verifies_sides_and_plans_and_names_what_is_damaged(run, name, req
     assert f"plan: epoch 1: {learnt.sum():,} positions, each once" in out
     shutil.copytree(given.directory, tmp_path / "copy")
     part = sorted((tmp_path / "copy").rglob("part-*.arrow"))[-1]
-    data, middle = part.read_bytes(), part.stat().st_size // 2
-    for changed in (data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :], data[:-8]):
-        part.write_bytes(changed)
+    for damage in (flip, lambda path: path.write_bytes(path.read_bytes()[:-8])):
+        damage(part)
         status, _, err = run("check", tmp_path / "copy", *PAIRED)
         assert status == DAMAGED
         assert f"wrong: the corpus is damaged at {part.parent}" in err
+
+
+def test_check_finds_an_id_outside_the_vocabulary(corpus, tmp_path, monkeypatch):
+    copy = shutil.copytree(corpus.directory, tmp_path / "copy")
+    monkeypatch.setattr("pipeline.corpus.interface.TOGETHER", 50)
+    alter(Corpus.open(copy), lambda manifest: manifest.update(vocab_size=999))
+    with pytest.raises(ValueError, match="holds the id") as error:
+        check_corpus(Corpus.open(copy), lambda what: None)
+    found = re.search(r"(\w+) of example (\d+) holds the id (\d+).*from 0 to 998", str(error.value))
+    name, example, seen = found.groups()
+    assert int(seen) in Corpus.open(copy)[int(example)][name]
+
+
+def test_check_looks_into_several_corpora(pairs, tmp_path):
+    shutil.copytree(pairs.directory, tmp_path / "copy")
+    flip(next((tmp_path / "copy/targets").glob("part-*.arrow")))
+    several = Corpora({"good": pairs, "bad": Pairs.open(tmp_path / "copy")})
+    with pytest.raises(ValueError, match="targets"):
+        check_corpus(several, lambda what: None)
+
+
+def test_every_epoch_of_a_plan_whose_change_dropped_what_was_left_is_whole():
+    plan = Plan([5, 3, 14], [Bucket(2, 8), Bucket(1, 16)], overflow="truncate")
+    plan = plan.after(5, buckets=[Bucket(3, 12)], overflow="drop")
+    for epoch in range(6):
+        said = []
+        check_plan(plan, epoch, said.append)
+        assert said[-1].endswith("no row over its length")
 
 
 def test_commands_tell_of_every_side(run, tmp_path):
@@ -327,15 +362,6 @@ def test_report_buckets_and_check_are_of_the_plan_of_a_run(run, ran, tmp_path):
 # ---- prepare and check
 
 
-def test_an_error_names_flags_and_a_prepare_that_fails_at_once_leaves_no_part(run, tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"body": "some words"}\n')
-    given = "prepare", tmp_path / "a.jsonl", "--into", tmp_path / "corpus"
-    assert "name the field that holds the text with --field\n" in run.refused(*given)
-    given += "--field", "body", "--tokenizer", "sentencepiece"
-    assert "choose another --vocab-size, or give more text" in run.refused(*given)
-    assert {*os.listdir(tmp_path / "corpus")} == {".lock", "corpus.json", "shards"}
-
-
 def test_a_command_that_is_interrupted_says_so(run, tmp_path, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
@@ -390,12 +416,6 @@ def test_prepare_trains_a_tokenizer_and_leaves_out_marks(run, tmp_path):
     run.done("prepare", text, "--into", again, "--tokenizer", model, "--no-marks")
     assert len(Corpus.open(again)) == 300
     assert Corpus.open(again).tokenizer.fingerprint == corpus.tokenizer.fingerprint
-    # Another one is refused before it is written over that of the corpus.
-    before = model.read_bytes()
-    options[3] = 310
-    status, _, err = run("prepare", text, "--into", into, "--end", "0.5", *options)
-    assert (status, model.read_bytes()) == (WRONG, before)
-    assert "tokenizer.model exists, and was not trained" in err
     # If it was exchanged, ids are not decoded to nonsense.
     train_sentencepiece(TextFiles(text), 310, tmp_path / "b.model")
     shutil.copy(tmp_path / "b.model", model)
