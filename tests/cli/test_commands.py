@@ -432,7 +432,10 @@ def test_prepare_takes_a_template_with_its_fields(run, tmp_path):
     corpus = Corpus.open(tmp_path / "a")
     assert corpus.decode(7) == "Q: 7 and one?\nA: 8."
     assert corpus[7]["loss_weights"].tolist() == [0.0] * 17 + [1.0] * 3
-    assert f"{corpus.num_learnt:,} of them with loss" in out
+    learnt = (
+        f"{corpus.num_learnt:,} of them with loss, from {sum(len(n['a']) for n in lines)} bytes"
+    )
+    assert learnt in out
     (tmp_path / "c.jsonl").write_text(
         json.dumps({"messages": [{"role": r, "content": r[0]} for r in ("user", "bot")]}) + "\n"
     )

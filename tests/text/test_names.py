@@ -24,13 +24,10 @@ ALL = {
     "deep/in/2.txt": "2",
     "deep/in/er/3.txt": "3",
     "deep/.git/4.txt": "4",
-    "*.md": "star",
     "{x}.txt": "braces",
     " .txt": "space",
-    "-x.txt": "flag",
     "é.txt": "é",
     "deep/.hid.txt": "hid",
-    "100%.txt": "%",
     "~.txt": "home",
     "#1.txt": "hash",
 }
@@ -49,7 +46,7 @@ def folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("names", "texts"),
     [
-        *(([name], [text]) for name, text in ALL.items() if name.endswith(".txt")),
+        *(([name], [text]) for name, text in ALL.items()),
         (["a.txt", "a.txt,b.txt"], ["a", "both"]),
         (["a.txt,*.txt"], ["both"]),
         (["x,y/*.txt"], ["z"]),
@@ -93,7 +90,7 @@ def test_a_file_that_is_given_twice_is_read_once_and_named_by_both(folder, caplo
     for name in ("link.txt", "hard.txt"):
         os.unlink(name)
     found = TextFiles("**/*.txt").files  # which does not follow the links of folders
-    assert len(found) == sum(name.endswith(".txt") and "/." not in name for name in ALL)
+    assert len(found) == sum("/." not in name for name in ALL)
 
 
 def test_missing_files_of_a_numbered_set_are_told(tmp_path, caplog):
