@@ -76,8 +76,6 @@ def unshifted(folder):
 EXAMPLES = Examples([[1, 2, 3, 4], [5, 6, 7]], vocab_size=9)
 BUCKETS = [Bucket(2, 8)]
 BUDGET = {"tokens_per_batch": 64, "max_buckets": 1}
-
-
 SOURCE = {"files": "a.jsonl", "split": "train", "begin": 0.0, "end": 0.5}
 ANSWER = {"kind": "answer", "prompt": "{q}", "answer": "{a}"}
 MODEL = {"kind": "huggingface", "model": "a.json", "begin": True, "end": True}
