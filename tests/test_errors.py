@@ -69,128 +69,88 @@ def keywords(function):
     return {*(function.__kwdefaults__ or {})} - {"transform"}
 
 
+def unshifted(folder):
+    return pipeline.Corpus.from_arrays([[1, 2, 3]], folder, vocab_size=9, task=INPUTS)
+
+
 EXAMPLES = Examples([[1, 2, 3, 4], [5, 6, 7]], vocab_size=9)
 BUCKETS = [Bucket(2, 8)]
 BUDGET = {"tokens_per_batch": 64, "max_buckets": 1}
-
-
-def unshifted(folder):
-    return pipeline.Corpus.from_arrays([[1, 2, 3]], folder / "c", vocab_size=9, task=INPUTS)
-
-
-def plan(_, **given):
-    return Plan([3, 5], **{"buckets": BUCKETS, **given})
-
-
-def fit(_, **given):
-    return pipeline.fit_buckets([3, 5], **{**BUDGET, **given})
-
-
-def load(_, **given):
-    return pipeline.load(EXAMPLES, **{**BUDGET, **given})
-
-
-def score(folder, **given):
-    options = {"per": "position", "directory": folder, "buckets": BUCKETS, **given}
-    return pipeline.score(EXAMPLES, lambda batch: {"token": batch["inputs"]}, **options)
-
-
-def pack(_, **given):
-    return pipeline.pack(EXAMPLES, BUCKETS, **given)
-
-
-def batches(_, **given):
-    return pipeline.Batches(**{"corpus": EXAMPLES, "plan": Plan(EXAMPLES, BUCKETS), **given})
-
-
-def examples(_, **given):
-    return Examples(**{"columns": [[1, 2, 3]], **given})
-
-
-def store(folder, **given):
-    return pipeline.Corpus.from_arrays([[1, 2, 3]], folder / "c", **given)
-
-
-def prepare(folder, **given):
-    arguments = pipeline.sources.Records(["a rose"]), pipeline.tokenizers.Bytes(), folder / "c"
-    return pipeline.prepare(*arguments, progress=False, **given)
-
-
-def cut(_, **given):
-    return pipeline.patchify(
-        **{"image": np.zeros((8, 8, 3), "u1"), "patch": 4, "max_patches": 9, **given}
-    )
-
-
-def write(folder, **given):
-    return pipeline.Writer(folder / "w", **given)
-
-
-def mask(folder, **given):
-    return pipeline.Masked(unshifted(folder), **given)
-
-
-def corrupt(folder, **given):
-    options = {"max_length": 8, "end_id": 1, **given}
-    return pipeline.SpanCorruption(unshifted(folder), **options)
-
-
 SOURCE = {"files": "a.jsonl", "split": "train", "begin": 0.0, "end": 0.5}
+ANSWER = {"kind": "answer", "prompt": "{q}", "answer": "{a}"}
+MODEL = {"kind": "huggingface", "model": "a.json", "begin": True, "end": True}
+IMAGE = {"image": np.zeros((8, 8, 3), "u1"), "patch": 4, "max_patches": 9}
 
-
-def open_source(_, **given):
-    return corpora.open_source({**SOURCE, **given}, "config.train")
-
-
-def open_template(_, **given):
-    fields = {"kind": "answer", "prompt": "{q}", "answer": "{a}", **given}
-    return corpora.open_template(fields)
-
-
-def open_view(folder, **given):
-    return corpora.open_view({"kind": "masked", **given}, 1)(unshifted(folder))
-
-
-def open_tokenizer(folder, **given):
-    fields = {"kind": "huggingface", "model": "a.json", "begin": True, "end": True, **given}
-    return corpora.open_tokenizer(fields, [], folder / "model")
-
+# Calls that are right but for one of their options; each may write to a folder.
+CALLS = {
+    "plan": lambda _, **given: Plan([3, 5], **{"buckets": BUCKETS} | given),
+    "fit": lambda _, **given: pipeline.fit_buckets([3, 5], **BUDGET | given),
+    "load": lambda _, **given: pipeline.load(EXAMPLES, **BUDGET | given),
+    "score": lambda folder, **given: pipeline.score(
+        EXAMPLES,
+        lambda batch: {"token": batch["inputs"]},
+        **{"per": "position", "directory": folder, "buckets": BUCKETS} | given,
+    ),
+    "pack": lambda _, **given: pipeline.pack(EXAMPLES, BUCKETS, **given),
+    "batches": lambda _, **given: pipeline.Batches(
+        **{"corpus": EXAMPLES, "plan": Plan(EXAMPLES, BUCKETS)} | given
+    ),
+    "examples": lambda _, **given: Examples(**{"columns": [[1, 2, 3]]} | given),
+    "store": lambda folder, **given: pipeline.Corpus.from_arrays([[1, 2, 3]], folder, **given),
+    "prepare": lambda folder, **given: pipeline.prepare(
+        sources.Records(["a rose"]), tokenizers.Bytes(), folder, progress=False, **given
+    ),
+    "cut": lambda _, **given: pipeline.patchify(**IMAGE | given),
+    "write": lambda folder, **given: pipeline.Writer(folder, **given),
+    "mask": lambda folder, **given: pipeline.Masked(unshifted(folder), **given),
+    "corrupt": lambda folder, **given: pipeline.SpanCorruption(
+        unshifted(folder), **{"max_length": 8, "end_id": 1} | given
+    ),
+    "chat": lambda _, **given: templates.Chat(**given),
+    "open_source": lambda _, **given: corpora.open_source(SOURCE | given, "config.train"),
+    "open_template": lambda _, **given: corpora.open_template(ANSWER | given),
+    "open_view": lambda folder, **given: corpora.open_view({"kind": "masked"} | given, 1)(
+        unshifted(folder)
+    ),
+    "open_tokenizer": lambda folder, **given: corpora.open_tokenizer(MODEL | given, [], folder),
+}
 
 # The options of each, but for functions, names and objects of other classes, which may be anything.
 OPTIONS = {
-    plan: {"buckets", *PlanOptions.__annotations__},
-    fit: {*inspect.get_annotations(pipeline.fit_buckets)} - {"lengths", "return", "by"},
-    load: {*LoadOptions.__annotations__, *keywords(pipeline.load)} - {"timeout_seconds"},
-    score: keywords(pipeline.score) - {"state"},
-    pack: keywords(pipeline.pack),
-    batches: {*inspect.signature(pipeline.Batches).parameters} - {"transform"},
-    examples: {"columns", *keywords(Examples.__new__)},
-    store: keywords(pipeline.Corpus.from_arrays.__func__),
-    prepare: keywords(pipeline.prepare) - {"progress", "strict", "template"},
-    cut: {"image", "patch", "max_patches"},
-    write: keywords(pipeline.Writer.__init__),
-    mask: keywords(pipeline.Masked.__init__) - {"keep_ids"},
-    corrupt: keywords(pipeline.SpanCorruption.__init__) - {"sentinels"},
-    open_source: {"source", "files", "targets", "tfds", "split", "kind"},
-    open_template: {"prompt", "answer"},
-    open_view: {"kind", "rate"},
-    open_tokenizer: {"kind"},
+    "plan": {"buckets", *PlanOptions.__annotations__},
+    "fit": {*inspect.get_annotations(pipeline.fit_buckets)} - {"lengths", "return", "by"},
+    "load": {*LoadOptions.__annotations__, *keywords(pipeline.load)} - {"timeout_seconds"},
+    "score": keywords(pipeline.score) - {"state"},
+    "pack": keywords(pipeline.pack),
+    "batches": {*inspect.signature(pipeline.Batches).parameters} - {"transform"},
+    "examples": {"columns", *keywords(Examples.__new__)},
+    "store": keywords(pipeline.Corpus.from_arrays.__func__),
+    "prepare": keywords(pipeline.prepare) - {"progress", "strict", "template"},
+    "cut": {*IMAGE},
+    "write": keywords(pipeline.Writer.__init__),
+    "mask": keywords(pipeline.Masked.__init__) - {"keep_ids"},
+    "corrupt": keywords(pipeline.SpanCorruption.__init__) - {"sentinels"},
+    "chat": {"weights", "before", "last_only", "null", "unknown"},
+    "open_source": {"source", "files", "targets", "tfds", "split", "kind"},
+    "open_template": {"prompt", "answer"},
+    "open_view": {"kind", "rate"},
+    "open_tokenizer": {"kind"},
 }
 
 
 @pytest.mark.parametrize(
-    ("call", "option"),
-    [(call, option) for call, names in OPTIONS.items() for option in sorted(names)],
+    ("name", "option"),
+    [(name, option) for name, options in OPTIONS.items() for option in sorted(options)],
 )
-def test_an_option_that_cannot_be_is_named(call, option, tmp_path):
+def test_an_option_that_cannot_be_is_named(name, option, tmp_path):
     with pytest.raises(errors.UserError, match=option):
-        call(tmp_path, **{option: object()})
+        CALLS[name](tmp_path, **{option: object()})
 
 
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: templates.Chat(null=5), "null is 5; it must be a text"),
+        (lambda: templates.Chat(weights={"assistant": "1"}), "it must map roles to numbers"),
         (lambda: templates.Chat()({"messages": [["user", "a"]]}), "turn 0"),
         (lambda: templates.Pair.of("ab"), "fields is 'ab'; it must be two"),
         (lambda: sources.TextFiles([]), "no files were given"),

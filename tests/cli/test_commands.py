@@ -8,13 +8,13 @@ import sys
 import numpy as np
 import pyarrow as pa
 import pytest
-import tokenizers
 from etils import epath
 from pyarrow import parquet
 
 import pipeline
 import pipeline.report
 from pipeline import Bucket, Corpora, Corpus, Feature, Pairs, Plan, errors, fit_buckets, prepare
+from pipeline.cli.check import check_corpus, check_plan
 from pipeline.cli.commands import DAMAGED, FINE, WRONG
 from pipeline.corpus import open_corpus
 from pipeline.corpus.tasks import INPUTS
@@ -22,7 +22,10 @@ from pipeline.corpus.views import Masked, SpanCorruption
 from pipeline.history import write_history
 from pipeline.text.sources import Records, TextFiles
 from pipeline.text.tokenizers import Bytes, train_sentencepiece
+from tests.corpus.files import flip
+from tests.corpus.manifests import alter
 from tests.processes import call
+from tests.text.trained import train_bytes_pairs
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +49,7 @@ def test_the_program_teaches_also_beside_a_folder_that_is_called_like_the_packag
 # What is in the folder that mistakes are made with.
 TEXTS = {
     "words.txt": "words",
+    "body.jsonl": '{"body": "some words"}\n',
     "list.json": "[1, 2]",
     "negative.json": '{"5": -3}',
     "twice.json": '{"5": 3, "5": 4}',
@@ -55,6 +59,7 @@ TEXTS = {
 }
 FILES = [*TEXTS, "nowhere.npy", "folder.json"]
 PREPARE = "prepare", "FOLDER/words.txt", "--into", "FOLDER/new"
+BODY = "prepare", "FOLDER/body.jsonl", "--into", "FOLDER/new"
 UNWRITABLE = (
     "^error: could not write .*; check the path, and that you may write there, and run again$"
 )
@@ -75,6 +80,8 @@ UNWRITABLE = (
         ([*PREPARE, "--template", "answer", "answer=a", "answer=b"], "answer= is given twice to"),
         ([*PREPARE, "--task", "3", "--of", "3"], r"share is \(3, 3\); .* the numbers are 0"),
         ([*PREPARE, "--engine", "ray", "--workers", "3"], "--workers, .* need --engine proc"),
+        (BODY, "name the field that holds the text with --field\n"),
+        ([*BODY, "--field", "body", "--tokenizer", "sentencepiece"], "choose another --vocab-size"),
     ],
 )
 def test_a_mistake_is_answered_with_a_sentence(run, tmp_path, arguments, sentence):
@@ -85,8 +92,9 @@ def test_a_mistake_is_answered_with_a_sentence(run, tmp_path, arguments, sentenc
     Corpus.from_arrays([np.arange(4)], tmp_path / "a" / "sub")
     err = run.refused(*(each.replace("FOLDER", str(tmp_path)) for each in arguments))
     assert re.search(sentence, err), err
-    assert err.startswith("error: ")
+    assert err.splitlines()[-1].startswith("error: ")
     assert "Traceback" not in err
+    assert not [*tmp_path.glob("new/*.arrow")]
 
 
 def test_names_and_signs_are_printed_in_a_shell_of_ascii(tmp_path):
@@ -221,12 +229,31 @@ def test_check_verifies_sides_and_plans_and_names_what_is_damaged(run, name, req
     assert f"plan: epoch 1: {learnt.sum():,} positions, each once" in out
     shutil.copytree(given.directory, tmp_path / "copy")
     part = sorted((tmp_path / "copy").rglob("part-*.arrow"))[-1]
-    data, middle = part.read_bytes(), part.stat().st_size // 2
-    for changed in (data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :], data[:-8]):
-        part.write_bytes(changed)
+    for damage in (flip, lambda path: path.write_bytes(path.read_bytes()[:-8])):
+        damage(part)
         status, _, err = run("check", tmp_path / "copy", *PAIRED)
         assert status == DAMAGED
         assert f"wrong: the corpus is damaged at {part.parent}" in err
+
+
+def test_check_finds_an_id_outside_the_vocabulary(corpus, tmp_path, monkeypatch):
+    copy = shutil.copytree(corpus.directory, tmp_path / "copy")
+    monkeypatch.setattr("pipeline.corpus.interface.TOGETHER", 50)
+    alter(Corpus.open(copy), lambda manifest: manifest.update(vocab_size=999))
+    with pytest.raises(ValueError, match="holds the id") as error:
+        check_corpus(Corpus.open(copy), lambda what: None)
+    found = re.search(r"(\w+) of example (\d+) holds the id (\d+).*from 0 to 998", str(error.value))
+    name, example, seen = found.groups()
+    assert int(seen) in Corpus.open(copy)[int(example)][name]
+
+
+def test_every_epoch_of_a_plan_whose_change_dropped_what_was_left_is_whole():
+    plan = Plan([5, 3, 14], [Bucket(2, 8), Bucket(1, 16)], overflow="truncate")
+    plan = plan.after(5, buckets=[Bucket(3, 12)], overflow="drop")
+    for epoch in range(6):
+        said = []
+        check_plan(plan, epoch, said.append)
+        assert said[-1].endswith("no row over its length")
 
 
 def test_commands_tell_of_every_side(run, tmp_path):
@@ -317,6 +344,7 @@ def test_report_buckets_and_check_are_of_the_plan_of_a_run(run, ran, tmp_path):
     exec(run.done("buckets", workdir), pasted)
     assert pasted["buckets"] == (bucket,)
     out = run.done("check", workdir, "--epoch", 1)
+    assert out.count("fingerprint: ") == 1 + (kind in ("pairs", "several"))  # each part is read
     if kind != "several":
         batches = [plan.batch(step) for step in range(plan.first_step(1), plan.first_step(2))]
         tokens = sum(batch.num_tokens for batch in batches)
@@ -325,15 +353,6 @@ def test_report_buckets_and_check_are_of_the_plan_of_a_run(run, ran, tmp_path):
 
 
 # ---- prepare and check
-
-
-def test_an_error_names_flags_and_a_prepare_that_fails_at_once_leaves_no_part(run, tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"body": "some words"}\n')
-    given = "prepare", tmp_path / "a.jsonl", "--into", tmp_path / "corpus"
-    assert "name the field that holds the text with --field\n" in run.refused(*given)
-    given += "--field", "body", "--tokenizer", "sentencepiece"
-    assert "choose another --vocab-size, or give more text" in run.refused(*given)
-    assert {*os.listdir(tmp_path / "corpus")} == {".lock", "corpus.json", "shards"}
 
 
 def test_a_command_that_is_interrupted_says_so(run, tmp_path, monkeypatch):
@@ -390,12 +409,6 @@ def test_prepare_trains_a_tokenizer_and_leaves_out_marks(run, tmp_path):
     run.done("prepare", text, "--into", again, "--tokenizer", model, "--no-marks")
     assert len(Corpus.open(again)) == 300
     assert Corpus.open(again).tokenizer.fingerprint == corpus.tokenizer.fingerprint
-    # Another one is refused before it is written over that of the corpus.
-    before = model.read_bytes()
-    options[3] = 310
-    status, _, err = run("prepare", text, "--into", into, "--end", "0.5", *options)
-    assert (status, model.read_bytes()) == (WRONG, before)
-    assert "tokenizer.model exists, and was not trained" in err
     # If it was exchanged, ids are not decoded to nonsense.
     train_sentencepiece(TextFiles(text), 310, tmp_path / "b.model")
     shutil.copy(tmp_path / "b.model", model)
@@ -412,7 +425,10 @@ def test_prepare_takes_a_template_with_its_fields(run, tmp_path):
     corpus = Corpus.open(tmp_path / "a")
     assert corpus.decode(7) == "Q: 7 and one?\nA: 8."
     assert corpus[7]["loss_weights"].tolist() == [0.0] * 17 + [1.0] * 3
-    assert f"{corpus.num_learnt:,} of them with loss" in out
+    learnt = (
+        f"{corpus.num_learnt:,} of them with loss, from {sum(len(n['a']) for n in lines)} bytes"
+    )
+    assert learnt in out
     (tmp_path / "c.jsonl").write_text(
         json.dumps({"messages": [{"role": r, "content": r[0]} for r in ("user", "bot")]}) + "\n"
     )
@@ -428,13 +444,10 @@ def test_prepare_takes_a_template_with_its_fields(run, tmp_path):
 def test_prepare_takes_columns_and_a_hugging_face_tokenizer(run, tmp_path):
     table = pa.table({"body": ["one two", "two"], "other": [1, 2]})
     parquet.write_table(table, tmp_path / "a.parquet")
-    words = tokenizers.models.WordLevel({"one": 0, "two": 1, "?": 2}, unk_token="?")
-    tokenizer = tokenizers.Tokenizer(words)
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    tokenizer.save(str(tmp_path / "words.json"))
+    train_bytes_pairs(["one two"], []).save(str(tmp_path / "words.json"))
     options = ["--field", "body", "--tokenizer", tmp_path / "words.json", "--no-marks"]
     into = tmp_path / "corpus"
     out = run.done("prepare", tmp_path / "a.parquet", "--into", into, *options)
     assert "documents    2" in out
     assert f"now look at it: lockstep report {into}" in out
-    assert Corpus.open(into)[0]["targets"].tolist() == [1]
+    assert Corpus.open(into).decode(0) == "one two"

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from pipeline import Corpus, Examples, Pairs, Plan, prepare
-from pipeline.cli.commands import main
 from pipeline.cli.picture import GAP, MARGIN, WIDTH, draw
 from pipeline.cli.show import Shown
 from pipeline.planning.bucket import Bucket
@@ -81,12 +80,3 @@ def test_rows_become_thin_when_there_are_many():
     picture = ElementTree.fromstring(draw(shown))
     assert float(picture.get("height")) < 4200
     assert len(picture.findall("svg:text", NAMES)) == 1  # the caption
-
-
-def test_the_command_writes_a_picture_for_light_and_dark_pages(tmp_path, capsys):
-    Corpus.from_arrays([[1, 2, 3]], tmp_path / "corpus")
-    file = tmp_path / "batch.svg"
-    assert main(["show", f"{tmp_path / 'corpus'}", "--row", "0", "--svg", f"{file}"]) == 0
-    assert capsys.readouterr().out == ""
-    assert "prefers-color-scheme:dark" in file.read_text()
-    assert draw(Shown(Examples([[1, 2, 3]]), Plan([2], [Bucket(1, 8)]), 0))._repr_svg_()

@@ -30,18 +30,16 @@ def write_array_record(path, records):
     writer.close()
 
 
-def write_stream(path, records, at_once=7):
-    table = pa.Table.from_pylist(records)
+def write_stream(path, table, rows):
     with pa.ipc.new_stream(str(path), table.schema) as writer:
-        for batch in table.to_batches(max_chunksize=at_once):
-            writer.write_batch(batch)
+        writer.write_table(table, max_chunksize=rows)
 
 
 def save_to_disk(directory, files):
     """Records by file, as `datasets` lays them out: streams, and a state that names them."""
     directory.mkdir(parents=True, exist_ok=True)
     for name, records in files.items():
-        write_stream(directory / name, records)
+        write_stream(directory / name, pa.Table.from_pylist(records), rows=7)
     state = {"_data_files": [{"filename": name} for name in files], "_split": None}
     (directory / "state.json").write_text(json.dumps(state))
 
@@ -54,12 +52,10 @@ def make(kind, directory, given):
         match kind:
             case "array_record":
                 write_array_record(path, records)
-            case "parquet":
-                parquet.write_table(table, path, row_group_size=10)
-            case "feather":
-                feather.write_feather(table, str(path), compression="lz4", chunksize=4)
+            case "parquet" | "feather":
+                write_table(path, table, rows=4)
             case "arrow":
-                write_stream(path, records)
+                write_stream(path, table, rows=7)
             case "jsonl" | "jsonl.gz" | "jsonl.zst":
                 # With blank lines, which are no records.
                 lines = [json.dumps(record, ensure_ascii=False) + "\n\n" for record in records]
@@ -89,9 +85,8 @@ def write_table(path, table, rows=2, **options):
                 return None
             return ParquetFiles(path)
         case ".stream":
-            with pa.ipc.new_stream(path, table.schema) as writer:
-                writer.write_table(table, max_chunksize=rows)
+            write_stream(path, table, rows)
         case kind:
-            packing = {".lz4": "lz4", ".zstd": "zstd"}.get(kind, "uncompressed")
+            packing = {".arrow": "uncompressed", ".zstd": "zstd"}.get(kind, "lz4")
             feather.write_feather(table, str(path), compression=packing, chunksize=rows)
     return ArrowFiles(path)

@@ -1,14 +1,15 @@
 """A chat template of a tokenizer spells a chat as it does when the model is served."""
 
 import json
-import pathlib
 import pickle
+import re
 import shutil
 
 import pytest
 
 from pipeline.corpus.preparation import prepare
 from pipeline.text import templates
+from pipeline.text.chats import BESIDE_TURNS
 from pipeline.text.sources import Records
 from pipeline.text.templates import Jinja, Preference
 from pipeline.text.tokenizers import HuggingFace
@@ -169,24 +170,12 @@ def test_the_last_answer_may_be_the_only_one_with_loss(tokenizer):
         (CHATML, [turn("a"), turn("b", "Assistant")], "the role 'Assistant', and a known role is"),
         ("{{ raise_exception('no system') }}", TALK, "the chat template fails: no system"),
         ("{{ ''.__class__ }}", TALK, "the chat template fails: '__class__' of 'str' is unsafe"),
-        ("{{ '{0.__class__}'.format(messages) }}", TALK, "the chat template fails: .*unsafe"),
-        (
-            "{{ messages.append(1) }}",
-            TALK,
-            "the chat template fails: .*'append' of 'list' is",
-        ),
-        ("{{ lipsum.__globals__['os'] }}", TALK, "the chat template fails: .*unsafe"),
+        ("{{ messages.append(1) }}", TALK, "the chat template fails: .*'append' of 'list' is"),
         ("{% include 'tokenizer.json' %}", TALK, "the chat template fails: no loader"),
         ("{% generation %}a{% endgeneration %}", TALK, "have 2 turns .* marks 1 texts as"),
         ("{{ messages[0].content | replace('<s>', '') }}", [turn("a<s>b")], "looks for marks in"),
-        *(
-            (
-                "{{ messages[0].content }}",
-                [turn(content)],
-                "the content of turn 0 .* as Python does",
-            )
-            for content in (["a"], [{"type": "text", "text": "a"}], {"parts": ["a"]})
-        ),
+        ("{{ messages[0].content }}", [turn(["a"])], "content of turn 0 .* as Python does"),
+        ("{{ messages[0].content }}", [turn({"a": "b"})], "content of turn 0 .* as Python does"),
     ],
 )
 def test_what_cannot_be_spelt_is_refused(tokenizer, template, messages, sentence, tmp_path):
@@ -195,99 +184,92 @@ def test_what_cannot_be_spelt_is_refused(tokenizer, template, messages, sentence
         prepare(source, tokenizer, tmp_path, template=Jinja(tokenizer, template=template))
 
 
-def test_fields_that_are_not_rendered_are_counted(tokenizer, tmp_path, caplog):
-    call = [{"function": {"name": "f"}}]
-    talk = [turn("Hi", name="Jo"), answer("Yo", tool_calls=call, reasoning=None)]
-    tooled = CHATML.replace("message.content", "message.content + (message.name or '')")
-    jinja = Jinja(tokenizer, template=tooled)
-    prepare(Records([{"messages": talk}]), tokenizer, tmp_path / "a", template=jinja)
-    assert "1 of 1 record have turns with 'tool_calls', which the template does" in caplog.text
-    assert "'name'" not in caplog.text.replace("{'name'", "")
-    both = Preference(chosen=jinja, rejected=Jinja(tokenizer, messages="no"))
-    record = {"messages": [turn("Hi"), answer("Yo")], "no": [turn("Hi"), answer("Ho")]}
-    corpus = prepare(Records([record]), tokenizer, tmp_path / "b", template=both)
-    assert corpus.decode(0).endswith("  Yo<|im_end|>\n\n  Ho<|im_end|>\n")
-
-
-def test_content_that_the_template_changes_or_that_has_no_end_is_counted(
-    tokenizer, tmp_path, caplog
-):
-    last = "{{ eos_token }}", "{% endgeneration %}"
-    endless = GENERATION.replace("".join(last), "".join(reversed(last)))
-    users = CHATML.replace("in messages", "in messages[1:]")
-    cut = CHATML.replace("message.content", "message.content.split('#')[-1]")
-    for number, (template, talk, notes) in enumerate(
-        [
-            (CHATML, TALK, []),
-            (GENERATION, TALK, []),
-            (endless, TALK, ["have an answer that ends without a special token"]),
-            (users, TALK, ["have turns whose content the template changes or leaves out"]),
-            (cut, [turn("a#b"), answer("c")], ["turn 0 of its messages has 'a#b'"]),
-            (CHATML, [turn("  a "), answer("c")], []),
-        ]
-    ):
-        caplog.clear()
-        source = Records([{"messages": talk, "system": "", "tools": None}])
-        jinja = Jinja(tokenizer, template=template)
-        prepare(source, tokenizer, tmp_path / f"{number}", template=jinja)
-        for sentence in notes:
-            assert sentence in caplog.text
-        assert len(caplog.records) == len(notes), caplog.text
-    caplog.clear()
-    record = {"messages": TALK, "system": "Be brief."}
-    prepare(Records([record]), tokenizer, tmp_path / "s", template=Jinja(tokenizer))
-    assert "have a field 'system', which the template does not render" in caplog.text
-
-
-def test_a_template_comes_from_the_folder_of_its_tokenizer(tokenizer, tmp_path):
-    jinja = Jinja(tokenizer)
-    assert jinja.fingerprint == Jinja(tokenizer, template=CHATML).fingerprint
-    assert jinja.fingerprint != Jinja(tokenizer, template=GENERATION).fingerprint
-    again = pickle.loads(pickle.dumps(jinja))
-    assert (again.fingerprint, again({"messages": TALK})) == (
-        jinja.fingerprint,
-        jinja({"messages": TALK}),
-    )
-    tools = Jinja(tokenizer, template="{{ tools | tojson }}{{ messages[0].content }}")
-    spans = tools({"messages": TALK[:1], "tools": '[{"name": "é<"}]'})
-    assert whole(spans) == '[{"name": "é<"}]Hi '
-    described = {"messages": TALK[:1], "tools": [{"<|im_end|>": "<|im_start|>[INST]"}]}
-    (ids,) = tokenizer.encode_batch([tools(described)[0][0]])[:1]
-    assert not {*ids.tolist()} & {tokenizer._find(mark) for mark in MARKS}
-    config = {"chat_template": [{"name": "default", "template": "named"}]}
-    for name, content in (
-        ("tokenizer.json", pathlib.Path(tokenizer.path).read_text()),
-        ("tokenizer_config.json", json.dumps(config)),
-        ("chat_template.jinja", "own file"),
-    ):
-        (tmp_path / name).write_text(content)
-        if name != "tokenizer.json":
-            found = Jinja(HuggingFace(tmp_path / "tokenizer.json", begin=False, end=False))
-            expected = "named" if name.endswith("json") else "own file"
-            assert whole(found({"messages": TALK[:1]})) == expected
-
-
-def test_a_tokenizer_without_a_template_is_refused(tokenizer, tmp_path):
-    shutil.copy(tokenizer.path, tmp_path / "tokenizer.json")
-    bare = HuggingFace(tmp_path / "tokenizer.json", begin=False, end=False)
-    marked = HuggingFace(tokenizer.path, begin="<s>", end=False)
-    unparsed = HuggingFace(tokenizer.path, begin=False, end=False, parse_special=False)
-    for given, options, sentence in (
-        (bare, {}, r"there is no chat_template\.jinja or tokenizer_config\.json"),
-        (marked, {}, "marks where texts begin or end, and so does a chat template"),
-        (unparsed, {}, "with its default parse_special=True"),
-    ):
-        with pytest.raises(ValueError, match=sentence):
-            Jinja(given, **options)
-    (tmp_path / "tokenizer_config.json").write_text("{")
-    with pytest.raises(ValueError, match=r"tokenizer_config\.json cannot be read: .* restore"):
-        Jinja(bare)
-
-
 CALLS = """\
 {% for message in messages %}{{ message.role }}:{{ message.content or '' }}
 {%- for call in message.tool_calls or [] %}{{ call.function.arguments | tojson }}{% endfor %}
 <|im_end|>{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"""
+TOOLED = "{% for tool in tools or [] %}{{ tool.name }};{% endfor %}" + CHATML
+TURNED = GENERATION.replace(
+    "{{ eos_token }}{% endgeneration %}", "{% endgeneration %}{{ eos_token }}"
+)
+NAMED = CHATML.replace("message.content", "message.content + (message.name or '')")
+CUT = CHATML.replace("message.content", "message.content[1:]")
+CHANGED = "turns whose content the template changes or leaves out; the first: record 0: turn 0 of"
+LIST = [{"name": "f"}]
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "fields", "note"),
+    [
+        (CHATML, [turn("  a "), answer("c", reasoning=None)], {"system": "", "tools": None}, None),
+        (GENERATION, TALK, {}, None),
+        (NAMED, [turn("Hi", name="Jo"), TALK[1]], {}, None),
+        (CHATML, [turn("Hi"), answer("Yo", tool_calls=LIST)], {}, "turns with 'tool_calls', which"),
+        (TURNED, TALK, {}, "an answer that ends without a special token"),
+        (CHATML.replace("in messages", "in messages[1:]"), TALK, {}, CHANGED),
+        (CUT, [turn("ab"), TALK[1]], {}, f"{CHANGED} .* has 'ab'"),
+        (CHATML, [turn("Hi", weight=1), TALK[1]], {}, "a turn with a weight that is none of the a"),
+        (TOOLED, TALK, {"tools": [{"a": [None]}]}, "nulls inside .* of a turn, or of tools"),
+        (CHATML, TALK, {"system": "Be brief."}, "a field 'system', which the template does not"),
+        *((CHATML, TALK, {name: LIST}, f"a field '{name}', which") for name in BESIDE_TURNS[1:]),
+    ],
+)
+def test_what_a_template_leaves_out_or_changes_is_counted(
+    tokenizer, template, messages, fields, note, tmp_path, caplog
+):
+    records = Records([{"messages": messages, **fields}])
+    prepare(records, tokenizer, tmp_path, template=Jinja(tokenizer, template=template))
+    assert len(caplog.records) == bool(note), caplog.text
+    assert not note or re.search(f"1 of 1 record have {note}", caplog.text)
+
+
+def test_sides_of_a_preference_may_be_whole_chats_without_a_prompt(tokenizer, tmp_path):
+    chat = Jinja(tokenizer)
+    both = Preference(chosen=chat, rejected=Jinja(tokenizer, messages="no"))
+    record = {"messages": [turn("Hi"), answer("Yo")], "no": [turn("Hi"), answer("Ho")]}
+    corpus = prepare(Records([record]), tokenizer, tmp_path, template=both)
+    assert corpus.decode(0).endswith("  Yo<|im_end|>\n\n  Ho<|im_end|>\n")
+    for prompt, chosen, rejected in ((chat, "a", "b"), ("q", chat, "b"), ("q", "a", ["b", chat])):
+        with pytest.raises(ValueError, match=r"prompt is given, and Jinja spells whole chats"):
+            Preference(prompt=prompt, chosen=chosen, rejected=rejected)
+
+
+def test_a_template_is_told_apart_and_pickles(tokenizer):
+    jinja = Jinja(tokenizer)
+    assert jinja.fingerprint == Jinja(tokenizer, template=CHATML).fingerprint
+    assert jinja.fingerprint != Jinja(tokenizer, template=GENERATION).fingerprint
+    again = pickle.loads(pickle.dumps(jinja))
+    assert again.fingerprint == jinja.fingerprint
+    assert again({"messages": TALK}) == jinja({"messages": TALK})
+
+
+def test_a_template_comes_from_the_folder_of_its_tokenizer(tokenizer, tmp_path):
+    shutil.copy(tokenizer.path, tmp_path / "tokenizer.json")
+    config, file = tmp_path / "tokenizer_config.json", tmp_path / "chat_template.jinja"
+    beside = HuggingFace(tmp_path / "tokenizer.json", begin=False, end=False)
+    with pytest.raises(ValueError, match=r"there is no chat_template\.jinja or tokenizer_config\."):
+        Jinja(beside)
+    for content, sentence in (
+        ("{", "cannot be read: .* restore"),
+        ("[1]", "cannot be read: it holds a JSON list, not an object"),
+        ('{"chat_template": 7}', "there is no chat_template"),
+    ):
+        config.write_text(content)
+        with pytest.raises(ValueError, match=sentence):
+            Jinja(beside)
+    config.write_text('{"chat_template": [{"name": "default", "template": "named"}]}')
+    assert whole(Jinja(beside)({"messages": TALK[:1]})) == "named"
+    file.write_text("own file")
+    assert whole(Jinja(beside)({"messages": TALK[:1]})) == "own file"
+
+
+def test_a_tokenizer_whose_marks_are_not_those_of_a_chat_is_refused(tokenizer):
+    for options, sentence in (
+        ({"begin": "<s>"}, "marks where texts begin or end, and so does a chat template"),
+        ({"begin": False, "parse_special": False}, "with its default parse_special=True"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            Jinja(HuggingFace(tokenizer.path, end=False, **options))
 
 
 @pytest.mark.parametrize(
@@ -309,11 +291,8 @@ def test_arguments_of_calls_are_objects_as_in_servers(arguments, text, tokenizer
     assert ("have nulls inside of a field" in caplog.text) == (arguments == {"a": None})
 
 
-TOOLED = "{% for tool in tools or [] %}{{ tool.name }};{% endfor %}" + CHATML
-
-
-def test_tools_are_read_as_they_are_stored(tokenizer, tmp_path, caplog):
-    one, two = {"name": "f"}, {"name": "g", "kinds": {"x": None}}
+def test_tools_are_read_as_they_are_stored(tokenizer):
+    one, two = {"name": "f"}, {"name": "g", "kinds": {"x": 1}}
     jinja = Jinja(tokenizer, template=TOOLED)
     for tools in ([one, two], json.dumps([one, two]), [*map(json.dumps, (one, two))]):
         assert whole(jinja({"messages": TALK, "tools": tools})).startswith("f;g;<|im_start|>")
@@ -332,34 +311,8 @@ def test_tools_are_read_as_they_are_stored(tokenizer, tmp_path, caplog):
     ):
         with pytest.raises(ValueError, match=r"(tools|calls of turn 0 .*) is .* a list of dicts"):
             jinja(record)
-    prepare(Records([{"messages": TALK, "tools": [two]}]), tokenizer, tmp_path, template=jinja)
-    assert "have nulls inside of a field of a turn, or of tools" in caplog.text
-
-
-def test_a_weight_of_a_turn_that_is_no_answer_is_counted(tokenizer, tmp_path, caplog):
-    talk = [turn("Hi", weight=1), answer("Yo")]
-    prepare(Records([{"messages": talk}]), tokenizer, tmp_path, template=Jinja(tokenizer))
-    assert "1 of 1 record have a turn with a weight that is none of the assistant" in caplog.text
-    with pytest.raises(ValueError, match="the train of turn 0 of its messages is 'no'"):
-        Jinja(tokenizer)({"messages": [turn("Hi", train="no"), answer("Yo")]})
-
-
-@pytest.mark.parametrize("name", ["tools", "functions", "documents", "chat_template_kwargs"])
-def test_fields_beside_the_turns_that_are_not_rendered_are_counted(
-    name, tokenizer, tmp_path, caplog
-):
-    record = {"messages": TALK, name: [{"name": "f"}]}
-    prepare(Records([record]), tokenizer, tmp_path, template=Jinja(tokenizer))
-    assert f"1 of 1 record have a field '{name}', which the template does not" in caplog.text
-
-
-def test_a_config_that_is_no_json_is_named(tokenizer, tmp_path):
-    shutil.copy(tokenizer.path, tmp_path / "tokenizer.json")
-    for content, sentence in (
-        ("{", r"tokenizer_config\.json cannot be read: .* restore"),
-        ("[1]", r"tokenizer_config\.json cannot be read: it holds a JSON list, not an object"),
-        ('{"chat_template": 7}', "there is no chat_template"),
-    ):
-        (tmp_path / "tokenizer_config.json").write_text(content)
-        with pytest.raises(ValueError, match=sentence):
-            Jinja(HuggingFace(tmp_path / "tokenizer.json", begin=False, end=False))
+    spell = Jinja(tokenizer, template="{{ tools | tojson }}{{ messages[0].content }}")
+    assert whole(spell({"messages": TALK, "tools": '[{"name": "é<"}]'})) == '[{"name": "é<"}]Hi '
+    ((described, _), *_) = spell({"messages": TALK, "tools": [{"<|im_end|>": "<s>[INST]"}]})
+    ids = tokenizer.encode_batch([described])[0].tolist()
+    assert not {*ids} & {tokenizer._find(mark) for mark in MARKS}

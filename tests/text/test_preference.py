@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from pipeline import prepare, templates
 from pipeline.text.sources import Records
-from pipeline.text.templates import Chat, Jinja, Preference
-from pipeline.text.tokenizers import Bytes, HuggingFace
-from tests.text.trained import train_bytes_pairs
+from pipeline.text.templates import Chat, Preference
+from pipeline.text.tokenizers import Bytes
 
 CHATS = Preference(chosen=Chat(messages="chosen"), rejected=Chat(messages="rejected"))
 PROMPTED = dataclasses.replace(CHATS, prompt=Chat(messages="prompt"))
@@ -153,18 +152,6 @@ def test_a_template_of_groups_gives_as_many_nodes_as_it_says():
         templates.fill(two, {})
     two.nodes = 2
     assert templates.fill(two, {})["inputs"] == [[("a", 0.0, {})], [("b", 1.0, {})]]
-
-
-def test_a_prompt_before_whole_chats_is_refused(tmp_path):
-    pytest.importorskip("jinja2")
-    pytest.importorskip("tokenizers")
-    train_bytes_pairs(["some text"] * 9, ["<|a|>"]).save(str(tmp_path / "tokenizer.json"))
-    tokenizer = HuggingFace(tmp_path / "tokenizer.json", begin=False, end=False)
-    chat = Jinja(tokenizer, template="<|a|>{{ messages[0].content }}")
-    for prompt, chosen, rejected in ((chat, "a", "b"), ("q", chat, "b"), ("q", "a", ["b", chat])):
-        with pytest.raises(ValueError, match=r"prompt is given, and Jinja spells whole chats"):
-            Preference(prompt=prompt, chosen=chosen, rejected=rejected)
-    Preference(chosen=chat, rejected=chat)
 
 
 def test_a_prompt_that_the_sides_have_too_is_counted(tmp_path, caplog):

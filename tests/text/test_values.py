@@ -16,6 +16,7 @@ from pipeline.text.tokenizers import Bytes
 from pipeline.text.tokenizers.markup import Markup
 
 NAN = float("nan")
+CODE = "{a} {a.__class__} {{ cycler.__init__.__globals__ }} {% include 'x' %} %s $HOME"
 ANSWER = Answer(prompt="{q}:", answer="{a}")
 CHAT = Chat(before="", after="")
 SIDES = Preference(prompt="{q}:", chosen="{a}", rejected="no")
@@ -33,15 +34,14 @@ def spelt(template, value):
     [
         ("né", "né"),
         ("né".encode(), "né"),
-        (bytearray(b"a"), "a"),
         (7, "7"),
         (-0.1, "-0.1"),
-        (1e300, "1e+300"),
         (2**70, str(2**70)),
         (np.int8(3), "3"),
         (np.float32(0.1), "0.1"),
         (decimal.Decimal("1.10"), "1.10"),
         (np.str_("a"), "a"),
+        (CODE, CODE),
     ],
 )
 def test_texts_and_numbers_are_spelt_exactly(template, value, text):
@@ -73,12 +73,9 @@ def test_numbers_of_json_are_spelt_as_they_are_written(number, tmp_path):
         (None, "is null|is None"),
         (np.float32("nan"), "is null|is np.float32"),
         (float("inf"), "holds float"),
-        (("a",), "holds tuple"),
         ({"text": "a"}, "holds dict"),
         ([b"a"], "holds list"),
-        (np.bool_(False), "holds bool"),
-        (np.array(["a"]), "holds ndarray"),
-        (datetime.date(2024, 1, 1), "holds date"),
+        (True, "holds bool"),
         (b"\xff", "is not UTF-8 text"),
         ("cut \ud83d", "is not UTF-8 text"),
     ],
@@ -115,7 +112,7 @@ def test_a_null_may_have_a_text(value, text):
         ("{a:.2f}{a:05}", {"a": 1}, "1.0000001"),
         ("{a!r}", {"a": ["x"]}, "['x']"),  # asked for
         ("{day:%Y}", {"day": datetime.date(2024, 1, 1)}, "2024"),
-        ("{a:>{n}}", {"a": "x", "n": 3}, "  x"),
+        ("{a[0]:>{n}}{b}", {"a": ["{b}"], "b": "{n}", "n": 5}, "  {b}{n}"),
         ("{{}}{a:>3}", {"a": b"x"}, "{}  x"),
         ("{a[0]}", {"a": [None]}, "is null"),
         ("{a[0]}", {"a": []}, "its field 'a' has no 'a[0]' (the list is shorter)"),
@@ -146,9 +143,6 @@ def test_a_broken_format_string_is_refused_before_any_record():
     ):
         with pytest.raises(ValueError, match=r"(prompt|rejected|before) is '{a': expected"):
             make("{a")
-    for answer in (None, 5, ["{a}"]):
-        with pytest.raises(TypeError, match=r"answer is .*; it must be a text, with fields"):
-            Answer(prompt="", answer=answer)
     with pytest.raises(ValueError, match=r"its only field is \{role\}"):
         Chat(before="{name}")
 
@@ -174,12 +168,3 @@ def test_a_feature_that_is_null_has_its_fill(tmp_path):
     assert [int(each["n"]) for each in corpus] == [5, -1]
     with pytest.raises(ValueError, match="record 1: n cannot be cast from object"):
         prepare(records, Bytes(), tmp_path / "b", features=bare)
-
-
-def test_text_of_a_record_is_never_a_template():
-    text = "{a} {a.__class__} {{ cycler.__init__.__globals__ }} {% include 'x' %} %s $HOME"
-    for template in (ANSWER, CHAT):
-        assert spelt(template, text) == text
-    whole = Answer(prompt="{q[0]}", answer="{a:>{n}}")
-    (spans,) = templates.fill(whole, {"q": [text], "a": text, "n": 3})["inputs"]
-    assert [each for each, *_ in spans] == [text, text]
