@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 import time
+import types
 import uuid
 from collections.abc import Callable
 from concurrent import futures
@@ -264,25 +265,21 @@ def _open_bucket(path: Any) -> tuple[Bucket, str]:
     return Bucket(world.storage, bucket), key
 
 
-class _Time:
-    """What stands in for the module `time`."""
+def _now(*_: int) -> float:
+    return time.monotonic() if (world := _world()) is None else world.scheduler.now
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(time, name)
 
-    def monotonic(self) -> float:
-        return time.monotonic() if (world := _world()) is None else world.scheduler.now
+def _sleep(seconds: float) -> None:
+    if (world := _world()) is None:
+        time.sleep(seconds)
+    else:
+        world.scheduler.wait(None, seconds)
 
-    perf_counter = time = monotonic
 
-    def clock_gettime(self, _: int) -> float:
-        return self.monotonic()
-
-    def sleep(self, seconds: float) -> None:
-        if (world := _world()) is None:
-            time.sleep(seconds)
-        else:
-            world.scheduler.wait(None, seconds)
+# In place of the module `time`.
+TIME = types.SimpleNamespace(**vars(time))
+TIME.monotonic = TIME.perf_counter = TIME.time = TIME.clock_gettime = _now
+TIME.sleep = _sleep
 
 
 class _CachedProperty:
@@ -346,7 +343,7 @@ def install() -> None:
         importlib.import_module(name)
     from pipeline.fs import lease, objects
 
-    stand_ins = {"threading": (threading, threads.Module()), "time": (time, _Time())}
+    stand_ins = {"threading": (threading, threads.MODULE), "time": (time, TIME)}
     classes = {"Future": threads.Future, "ThreadPoolExecutor": threads.Pool}
     stand_ins |= {name: (getattr(futures, name), each) for name, each in classes.items()}
     for name, module in [*sys.modules.items()]:

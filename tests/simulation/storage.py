@@ -2,7 +2,8 @@
 
 import datetime
 import io
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Callable
 from typing import Any
 
 from tests.simulation.scheduler import Killed, Scheduler
@@ -117,7 +118,8 @@ class Bucket:
     def get(self, key: str) -> Any:
         def act() -> Any:
             at = self._name, key
-            return Result(self._storage.describe(at), self._storage.objects[at][0])
+            meta, content = self._storage.describe(at), self._storage.objects[at][0]
+            return types.SimpleNamespace(meta=meta, bytes=lambda: content)
 
         return self._storage.request("get", key, act)
 
@@ -131,7 +133,8 @@ class Bucket:
     def list(self, prefix: str | None, chunk_size: int = 0) -> "Listing":
         del chunk_size
         folder = f"{prefix}/" if prefix else ""
-        return Listing(self._storage.request("list", folder, lambda: self._below(folder)))
+        found = self._storage.request("list", folder, lambda: self._below(folder))
+        return Listing([found] if found else [])
 
     def list_with_delimiter(self, prefix: str) -> dict[str, Any]:
         folder = f"{prefix}/" if prefix else ""
@@ -150,27 +153,11 @@ class Bucket:
         return [self._storage.describe((self._name, key)) for key in sorted(mine)]
 
 
-class Result:
-    """The answer to a request for an object."""
-
-    def __init__(self, meta: dict[str, Any], content: bytes):
-        self.meta, self._content = meta, content
-
-    def bytes(self) -> bytes:
-        return self._content
-
-
-class Listing:
-    """The answer to a request for a list: chunks, or all of it."""
-
-    def __init__(self, found: Any):
-        self._found = found
+class Listing(list):
+    """The answer to a request for a list: in one chunk, or all of it."""
 
     def collect(self) -> Any:
-        return self._found
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter([self._found] if self._found else [])
+        return [each for chunk in self for each in chunk]
 
 
 def open_reader(bucket: Bucket, key: str, **_: Any) -> io.BytesIO:

@@ -4,6 +4,7 @@ Outside of one, nothing blocks.
 """
 
 import threading
+import types
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from typing import Any
@@ -179,10 +180,6 @@ def run_together(works: list[Callable[[], Any]]) -> None:
         raise errors[0]
 
 
-class Module:
-    """In place of the module `threading`."""
-
-    Lock, RLock, Event, Thread = Lock, RLock, Event, Thread
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(threading, name)
+# In place of the module `threading`.
+MODULE = types.SimpleNamespace(**vars(threading))
+MODULE.Lock, MODULE.RLock, MODULE.Event, MODULE.Thread = Lock, RLock, Event, Thread
