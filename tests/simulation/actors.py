@@ -598,6 +598,69 @@ def locks(history: History, root: str) -> list[Callable[[], Any]]:
     return [holder.check]
 
 
+class File:
+    """A file that several processes write, whole each time, while others read it.
+
+    Args:
+        history: in which it happens.
+        place: its directory, in which a file of somebody else is, too.
+        once: whether it is written once.
+    """
+
+    def __init__(self, history: History, place: str, once: bool):
+        self._history, self._place, self._once = history, as_path(place), once
+        self._path, self._last = self._place / "file", list[bytes]()
+
+    def write(self) -> None:
+        """Writes it."""
+        history = self._history
+        make_directory(self._place)
+        token = f"{history.random.getrandbits(60):015x}".encode()
+        content = (token + b" ") * history.random.choice([1, 10, 1000])
+        for broken in [True, False] if self._once else [True, False, False]:
+            with (
+                contextlib.suppress(FileExistsError, ZeroDivisionError),
+                atomic_write(self._path, once=self._once) as file,
+            ):
+                file.write(content)
+                if broken:
+                    file.write(b"half")
+                    raise ZeroDivisionError
+            if not broken and self._path.read_bytes() == content:
+                self._last = [*self._last, content] if self._once else [content]
+            history.scheduler.wait(None, 0.01)
+
+    def read(self) -> None:
+        """Reads it some times."""
+        for _ in range(20):
+            with contextlib.suppress(FileNotFoundError):
+                self._require_whole(self._path.read_bytes())
+            self._history.scheduler.wait(None, 0.01)
+
+    def _require_whole(self, content: bytes) -> None:
+        words = content.split()
+        whole = len({*words}) == 1 and len(words) in (1, 10, 1000) and content[-1:] == b" "
+        self._history.account.require(whole, f"a file is {content[:40]!r}, not whole")
+
+    def check(self) -> None:
+        """Refuses a file that is not whole, or another one than was acknowledged."""
+        content = self._path.read_bytes()
+        self._require_whole(content)
+        if self._once:
+            same = not self._last or {*self._last} == {content}
+            self._history.account.require(same, "a file that is written once has changed")
+
+
+def files(history: History, root: str) -> list[Callable[[], Any]]:
+    """Processes that write one file; returns the checks."""
+    one = File(history, f"{root}/files", history.random.random() < 0.3)
+    foreign = Foreign(history, as_path(f"{root}/files"))
+    for number in range(history.random.choice([2, 3])):
+        history.keep(f"writer {number}", one.write)
+    history.keep("reader", one.read)
+    return [one.check, foreign.check]
+
+
 NUMBER = Feature("example", dtype=np.int32)
 
 
@@ -632,4 +695,5 @@ SCENARIOS: dict[str, Callable[[History, str], list[Callable[[], Any]]]] = {
     "preparations": preparations,
     "finished": finished_corpora,
     "locks": locks,
+    "files": files,
 }
