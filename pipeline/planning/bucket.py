@@ -125,7 +125,8 @@ def as_buckets(buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
     Buckets of several sides ascend by the sum of their lengths, and the last is the longest on all.
     Among buckets of equal length, those after the first are its tails; they descend by rows.
     """
-    found = tuple(buckets) if isinstance(buckets, Iterable) else (buckets,)
+    several = isinstance(buckets, Iterable) and getattr(buckets, "ndim", 1) > 0
+    found = tuple(buckets) if several else (buckets,)
     if not all(isinstance(each, Bucket) for each in found):
         raise InvalidValue(
             f"buckets is {buckets!r}; it must be a list, and every entry must be a "

@@ -10,7 +10,7 @@ import numpy as np
 
 from pipeline.errors import InvalidValue, require_one_of, require_whole, suggest_keywords
 from pipeline.planning.bucket import PAIR, Bucket
-from pipeline.planning.cascade import ATTENTIONS, Attention, Packing, row_cost
+from pipeline.planning.cascade import ATTENTIONS, PACKINGS, Attention, Packing, row_cost
 from pipeline.planning.lengths import (
     AnyLengths,
     Exclude,
@@ -121,6 +121,7 @@ def fit_buckets(
             `row_multiple` rows of the longest bucket exceeds `tokens_per_batch`.
     """
     require_one_of("attention", attention, ATTENTIONS)
+    require_one_of("packing", packing, PACKINGS)
     width = require_whole("width", width, 1)
     max_buckets = require_whole("max_buckets", max_buckets, 1)
     kind: Attention = "segment" if packing == "none" else attention

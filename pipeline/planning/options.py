@@ -273,10 +273,10 @@ def as_phases(weights: Weights, names: Sequence[str]) -> list[tuple[int, dict[st
     for number, (start, each) in enumerate(given):
         expected = names if number == len(given) - 1 else names[: len(each)]
         if set(each) != set(expected) or (phases and len(each) < len(phases[-1][1])):
-            seen = ", ".join(map(str, each)) or "nothing"
+            seen, known = (", ".join(map(str, some)) or "nothing" for some in (each, names))
             raise InvalidValue(
                 f"the weights from step {start:,} on are for {seen}, and "
-                f"the corpora are {', '.join(names)}; give each a weight, perhaps 0 (a corpus that "
+                f"the corpora are {known}; give each a weight, perhaps 0 (a corpus that "
                 "joins later comes after the others, and every phase from then on names it)"
             )
         exact = {name: _as_fraction(each[name]) for name in expected}

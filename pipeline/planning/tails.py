@@ -63,6 +63,8 @@ def count_surplus(rows: int, group: Sequence[Bucket]) -> int:
 @functools.lru_cache(maxsize=64)
 def _fewest_batches(sizes: tuple[int, ...]) -> list[int | None]:
     """For each number of rows up to the first size, the fewest batches that they fill, or None."""
+    if len(sizes) == 1:
+        return [0, *[None] * (sizes[0] - 1), 1]
     found: list[int | None] = [0]
     for rows in range(1, sizes[0] + 1):
         before = [found[rows - size] for size in sizes if size <= rows]

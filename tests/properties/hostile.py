@@ -110,9 +110,8 @@ def altered(draw, document: Any, odd: st.SearchStrategy = values) -> Any:
 def calls(draw, **usual: Any) -> dict[str, Any]:
     """Keyword arguments of a call, some of them altered; now and then, one is an odd array."""
     given = usual | draw(altered(usual, objects))
-    arrays = [name for name in ("lengths", "exclude") if name in usual]
-    if arrays and draw(st.integers(0, 6)) == 6:
-        given[draw(st.sampled_from(arrays))] = draw(st.sampled_from(ARRAYS))
+    if draw(st.integers(0, 6)) == 6:
+        given[draw(st.sampled_from([*usual]))] = draw(st.sampled_from(ARRAYS))
     return {name: given[name] for name in usual}
 
 
