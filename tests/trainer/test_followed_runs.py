@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("counter")
 
 @pytest.fixture
 def config(text):
-    config = tiny(text, steps=8, eval_every=8, checkpoint_every=8)
+    config = tiny(text, steps=8, eval_every=8, checkpoint_every=4)
     config.train.files, config.train.follow = "", True
     with config.batches.unlocked():
         config.batches.window = 20
@@ -67,7 +67,9 @@ def test_a_run_says_that_it_waits_and_its_finished_corpus_is_scored(config, tmp_
         train.score(config, as_path(tmp_path))
     assert "120 documents: loss 8.0000" in str(said)
     table = open_table(as_path(tmp_path) / "scores" / "8" / "scores.arrow")
-    assert table["weight"].to_pylist() == Corpus.open(place).lengths.tolist()
+    lengths = Corpus.open(place).lengths
+    assert table["weight"].to_pylist() == lengths.tolist()
+    assert table["nll"].to_pylist() == (8 * lengths).tolist()
 
 
 def test_a_mixture_follows_what_is_written_and_prepared(text, tmp_path, monkeypatch, capsys):
