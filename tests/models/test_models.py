@@ -16,6 +16,7 @@ from models.config import TransformerConfig
 from models.decoder import Decoder
 from models.encoder import Encoder
 from models.encoder_decoder import EncoderDecoder
+from models.loss import cross_entropy
 from models.parameters import AXES, decay_mask, parameter_shardings
 from models.vision import VisionDecoder
 from tests.loading.definition import Field, define_row
@@ -194,6 +195,20 @@ def test_low_precision_keeps_float32_parameters_and_logits(dtype):
     exact, _ = loss_and_gradient("decoder", state_of("decoder"), batch)
     rough = jax.jit(lambda state: losses("decoder", state, batch, config)[0])(state_of("decoder"))
     np.testing.assert_allclose(rough, exact, atol=0.05)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_loss_is_two_sums_over_all_positions_in_float32(dtype):
+    rng = np.random.default_rng(0)
+    logits = jnp.asarray(4 * rng.normal(size=(3, 5, 37)), dtype)
+    targets = rng.integers(0, 37, (3, 5))
+    weights = jnp.asarray([[1, 1, 1, 1, 1], [1, 0.5, 0, 0, 0], [0] * 5], dtype)
+    found = cross_entropy(logits, targets, weights)
+    assert found.total.dtype == found.weight.dtype == jnp.float32
+    exact = np.asarray(logits, np.float64)
+    of_target = np.take_along_axis(exact, targets[..., None], axis=-1)[..., 0]
+    losses = np.log(np.exp(exact).sum(axis=-1)) - of_target
+    np.testing.assert_allclose(found, (np.sum(losses * weights), 6.5), rtol=1e-6)
 
 
 @pytest.mark.parametrize("scan_layers", [False, True])

@@ -118,11 +118,6 @@ def assert_same_losses(one, other, rtol=1e-5):
         assert summary(one)[name] == pytest.approx(summary(other)[name], rel=rtol)
 
 
-def loss_files(workdir):
-    """The names of the files of losses, with digests of their content."""
-    return sorted(path.name for path in (workdir / "losses").iterdir())
-
-
 def summary(workdir):
     """The summary without what depends on the clock."""
     values = json.loads((workdir / "summary.json").read_text())

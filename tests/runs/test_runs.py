@@ -42,14 +42,6 @@ def test_microbatches_train_like_the_whole_batch(text, tmp_path):
     assert_same_losses(tmp_path / "split", tmp_path / "whole")
 
 
-@pytest.mark.slow
-def test_a_profile_has_the_phases_of_a_step(text, tmp_path):
-    run(tiny(text, steps=4), tmp_path, profile="1:2")
-    (trace,) = (tmp_path / "profile").rglob("*.xplane.pb")
-    for name in (b"plan", b"collate", b"transfer", b"train_step"):
-        assert name in trace.read_bytes()
-
-
 def test_the_learning_rate_rises_and_falls_over_updates(text):
     fields = {"accumulate": 4, "optimizer__decay_steps": 82}
     for warmup in (8, None):  # a tenth of the decay, which are 2 updates
@@ -139,11 +131,13 @@ def test_without_a_config_the_default_begins_in_any_new_work_directory():
 
 
 @pytest.mark.slow
-def test_a_run_through_a_cache_has_the_same_losses_and_tells_what_it_read(text, tmp_path):
-    one = {"steps": 6}
-    run(tiny(text, **one), tmp_path / "plain")
-    config = tiny(text, **one, cache__directory=str(tmp_path / "cache"))
-    run(config, tmp_path / "cached")
+def test_a_cache_and_a_profile_change_no_loss_and_a_run_tells_what_it_read(text, tmp_path):
+    run(tiny(text, steps=6), tmp_path / "plain")
+    config = tiny(text, steps=6, cache__directory=str(tmp_path / "cache"))
+    run(config, tmp_path / "cached", profile="1:2")
+    (trace,) = (tmp_path / "cached" / "profile").rglob("*.xplane.pb")
+    for phase in (b"plan", b"collate", b"transfer", b"train_step"):
+        assert phase in trace.read_bytes()
     assert sorted(path.name for path in (tmp_path / "cache").glob("*/*.arrow"))
     ours, theirs = (steps(tmp_path / name) for name in ("cached", "plain"))
     for our, their in zip(ours, theirs, strict=True):
