@@ -65,18 +65,12 @@ def run(config, workdir, **options):
     return str(found)
 
 
-def audit(workdir):
-    """Exit code and output of the audit of a run."""
-    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
-        code = main(["audit", str(workdir)])
-    return code, out.getvalue()
-
-
 def audited(workdir):
     """What the audit of a run says, which must pass."""
-    code, said = audit(workdir)
-    assert code == 0, said
-    return said
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
+        code = main(["audit", str(workdir)])
+    assert code == 0, out.getvalue()
+    return out.getvalue()
 
 
 def lines(workdir):
