@@ -27,18 +27,15 @@ def sealed(seed=0):
 
 KINDS = {
     "split": lambda: Plan(SIZES, SHORT),
-    "filled": lambda: Plan(SIZES, SHORT, packing="fill"),
     "truncated": lambda: Plan(SIZES, SHORT, overflow="truncate"),
-    "in tiers": lambda: Plan(SIZES, SHORT, overflow="drop", tiers=4),
+    "dropped": lambda: Plan(SIZES, SHORT, overflow="drop", tiers=4),
     "pairs": lambda: Plan(PAIRS, (Bucket(4, (32, 24)),)),
     "changed": lambda: (
         Plan(SIZES, SHORT)
         .after(3, lengths=[*SIZES, *MIXED["b"]], exclude=[5])
         .after(7, buckets=LONG, seed=1)
     ),
-    "mixed": lambda: Plan(MIXED, SHORT, **EQUAL),
     "mixed and changed": lambda: Plan(MIXED, SHORT, **EQUAL).after(5, buckets=LONG, tiers=4),
-    "growing": lambda: follow(sealed()),
     "growing and changed": lambda: (
         follow(sealed(), buckets=LONG, overflow="truncate").after(5, buckets=SHORT).after(
             9, overflow="drop"

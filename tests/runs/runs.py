@@ -1,7 +1,6 @@
 """Runs of the training program in this process, which share its imports and compiled programs."""
 
 import contextlib
-import importlib
 import io
 import json
 import logging
@@ -15,16 +14,16 @@ import train
 from pipeline.cli.commands import main
 from pipeline.fs.atomic import as_path
 from pipeline.history import losses
+from tests.runs import tiny_config
 
 # What depends on the clock.
 CLOCK = {"waited", "seconds", "tokens_per_second", "goodput", "waiting"}
 
 
-def tiny(text, name="tiny_config", **fields):
-    """A config of tests/ for the text in a file; names of fields have __ for dots."""
+def tiny(text, kind="", **fields):
+    """The tiny config of a kind for the text in a file; names of fields have __ for dots."""
     os.environ["TINY_TEXT"] = str(text)
-    name, *kind = name.split(":")
-    config = importlib.import_module(f"tests.runs.{name}").get_config(*kind)
+    config = tiny_config.get_config(kind)
     config.update_from_flattened_dict({k.replace("__", "."): v for k, v in fields.items()})
     return config
 

@@ -76,7 +76,7 @@ def test_a_mixture_follows_what_is_written_and_prepared(text, tmp_path, monkeypa
     monkeypatch.setattr(growing, "CHAPTER", 3)
 
     def train_on(name, **fields):
-        config = tiny(text, "followed_config", checkpoint_every=10, eval_every=60, **fields)
+        config = tiny(text, "followed", checkpoint_every=10, eval_every=60, **fields)
         run(config, tmp_path / name)
         audited(tmp_path / name)
         return tmp_path / name
