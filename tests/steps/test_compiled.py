@@ -6,7 +6,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from pipeline import Bucket
 from pipeline.steps import Compiled
-from pipeline.steps.compile_log import CompileLog
 from pipeline.steps.compiled import keep_programs, programs_table
 from pipeline.steps.microbatches import allowed, split, summed
 from tests.meshes import mesh_of
@@ -72,18 +71,6 @@ def test_splitting_moves_no_row_to_another_device(sharding):
         assert collective not in text
     rows = np.asarray(batch["inputs"]).reshape(4, 2, 2, 24)
     np.testing.assert_array_equal(run(batch)["inputs"], rows.swapaxes(0, 1).reshape(2, 8, 24))
-
-
-def test_every_bucket_is_compiled_once_and_nothing_after_that(sharding, params):
-    with CompileLog() as log:
-        step = Compiled(make_step(sharding), params, specs_of(sharding, (8, 8), (4, 16)))
-    assert log.names.count("jit(step)") == 2
-    batches, state = [batch_of(sharding, shape) for shape in ((8, 8), (4, 16))], params
-    with CompileLog() as log:
-        for batch in batches * 3:
-            state, _ = step(state, batch)
-        jax.block_until_ready(state)
-    assert log.names == []
 
 
 def test_what_is_held_besides_counts_and_what_is_donated_counts_once(sharding, params):
