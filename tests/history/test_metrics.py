@@ -111,17 +111,6 @@ def test_a_held_out_corpus_without_a_loss_is_refused(tmp_path):
         sum_over_batches(batches, lambda _, batch: (0.0, batch["loss_weights"].sum()), None)
 
 
-def test_evaluations_are_means_and_one_that_is_not_finite_is_valid_json(tmp_path):
-    with RunLog(tmp_path, 0, 6) as log:
-        log.evaluate(3, float("nan"), 2.0, 7)
-        log.evaluate(4, 3.0, 2.0, 7)
-        found = log.save()["evaluations"]
-    assert found["3"] == {"eval_loss": None, "bits_per_byte": None}
-    means = {"eval_loss": 1.5, "bits_per_byte": 0.61829787}  # 3 / ln 2 / 7
-    assert found["4"] == pytest.approx(means)
-    assert "NaN" not in (tmp_path / "metrics.jsonl").read_text()
-
-
 def test_parameters_for_the_ids_of_another_tokenizer_are_refused(tmp_path):
     source = Records(["some text", "and more"])
     then, now = (
