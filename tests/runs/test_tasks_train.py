@@ -13,11 +13,11 @@ from etils import epath
 from ml_collections import ConfigDict, config_flags
 
 import train
-from configs import chat, masked, python_data, quickstart
+from configs import chat, masked, python_data, quickstart, vision
 from configs import tfds as tfds_config
 from models.config import TransformerConfig
 from models.flops import step_flops
-from pipeline import Batches, Bucket, Corpora, Corpus, Examples, Pairs, Plan
+from pipeline import Batches, Bucket, Corpora, Corpus, Decoded, Examples, Pairs, Plan
 from pipeline.cli.commands import main
 from pipeline.corpus.views import FillInTheMiddle, Masked, SpanCorruption
 from pipeline.history import read_history
@@ -177,6 +177,52 @@ def test_the_work_of_groups_counts_what_columns_see():
     alone = step_flops(shape, np.ones((columns, 1), int))  # each sees itself
     assert flops(planned) == alone + 6 * (2 * seen - 2 * columns) * 8 * 2
     assert flops(planned) < step_flops(shape, planned.segments[:, 3:])
+
+
+def few_pictures(number_of_steps=12):
+    """The config with few pictures and a small model."""
+    config = vision.get_config()
+    config.train.split, config.eval.split = "0:60", "60:80"
+    config.steps, config.eval_every, config.checkpoint_every = number_of_steps, 6, 4
+    config.batches.tokens_per_batch = 2048
+    config.model.update(num_layers=1, width=32, num_heads=2, num_kv_heads=1, mlp_width=64)
+    config.optimizer.update(decay_steps=18, warmup_steps=3)
+    config.model.attention = "dense"  # compiles sooner
+    return config
+
+
+@pytest.mark.slow
+def test_a_run_with_pictures_learns_and_goes_on_where_it_stopped(tmp_path):
+    run(few_pictures(), tmp_path / "cut")
+    run(few_pictures(18), tmp_path / "cut")
+    run(few_pictures(18), tmp_path / "whole")
+    log = steps(tmp_path / "whole")
+    assert [line["loss"] for line in steps(tmp_path / "cut")][:18] == [x["loss"] for x in log]
+    values = summary(tmp_path / "whole")
+    assert values["eval_loss_last"] < values["eval_loss_first"]
+    assert values["compiles_after_start"] == 0
+    corpus, plan = read_history(epath.Path(tmp_path / "whole"))
+    assert isinstance(corpus, Decoded)
+    assert [line["batch"] for line in log] == [plan.batch(step).digest for step in range(18)]
+    audited(tmp_path / "whole")
+
+
+def test_a_question_has_its_answer_alone_as_loss(tmp_path):
+    config = few_pictures()
+    config.train.split, config.eval.split = "0:4", "4:6"
+    corpus, held_out = prepare_corpora(config, epath.Path(tmp_path))
+    assert (len(corpus), len(held_out), corpus.num_learnt) == (4, 2, 4)
+    for number, example in enumerate(corpus):
+        _, question, answer = vision.draw(number)
+        (at,) = example["loss_weights"].nonzero()[0]
+        text = example["inputs"][example["patch"] < 0][1:]  # without the begin mark
+        assert bytes(text.tolist()).decode() == f"{question} "
+        assert chr(example["targets"][at]) == answer
+        assert (example["inputs"][example["patch"] >= 0] == vision.PATCH).all()
+    model = train.make_model(config, corpus)
+    assert jax.eval_shape(model.init_params, jax.random.key(0))["encoder"]["patches"].shape[0] == (
+        corpus.features["patches"].size
+    )
 
 
 def sees_what_follows(config, workdir):
