@@ -119,6 +119,7 @@ def test_parameters_for_the_ids_of_another_tokenizer_are_refused(tmp_path):
     )
     write_history(tmp_path, then, pipeline.Plan(then, [pipeline.Bucket(2, 16)]))
     require_tokenizer(epath.Path(tmp_path), then)
+    require_tokenizer(epath.Path(tmp_path / "none"), now)  # of a loop that stores no plan
     with pytest.raises(ValueError, match="the same ids stand for other text"):
         require_tokenizer(epath.Path(tmp_path), now)
 
