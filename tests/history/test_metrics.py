@@ -16,7 +16,7 @@ from pipeline.history.run_stats import Clock, RunStats
 from pipeline.text.sources import Records
 from pipeline.text.tokenizers import Bytes
 from pipeline.trainer.evaluation import sum_over_batches
-from pipeline.trainer.parameters import require_tokenizer
+from pipeline.trainer.parameters import require_tokenizer, restore_parameters
 from pipeline.trainer.run_config import require_same
 from tests.runs.runs import lines, summary
 
@@ -121,7 +121,7 @@ def test_parameters_for_the_ids_of_another_tokenizer_are_refused(tmp_path):
     require_tokenizer(epath.Path(tmp_path), then)
     require_tokenizer(epath.Path(tmp_path / "none"), now)  # of a loop that stores no plan
     with pytest.raises(ValueError, match="the same ids stand for other text"):
-        require_tokenizer(epath.Path(tmp_path), now)
+        restore_parameters(epath.Path(tmp_path), now, like=None)
 
 
 def test_progress_shows_the_rates_since_its_last_line(monkeypatch, caplog):
