@@ -126,6 +126,7 @@ def require_type(name: str, value: Any, kind: Any, wanted: str) -> None:
         TypeError: it is not; `wanted` says what it must be.
     """
     fits = hasattr(value, kind) if isinstance(kind, str) else isinstance(value, kind)
+    fits &= not isinstance(kind, str) or getattr(value, "ndim", 1) > 0  # an array of one number
     if not fits or isinstance(value, type):
         raise InvalidType(f"{name} is {value!r:.80}, a {type(value).__name__}; it must be {wanted}")
 

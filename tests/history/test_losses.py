@@ -1,11 +1,8 @@
-"""The losses of segments: summed on devices, written by the plan's order, and what they tell."""
+"""The losses of segments: written by the plan's order, and what they tell."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from etils import epath
-from jax.sharding import NamedSharding, PartitionSpec
 
 from configs import exclude
 from pipeline import Bucket, Corpora, Plan
@@ -13,52 +10,13 @@ from pipeline.cli.commands import main
 from pipeline.errors import name_some
 from pipeline.history import loss_archive, losses, read_history, write_history
 from pipeline.history.loss_archive import LossLog
-from pipeline.steps.microbatches import summed
-from pipeline.steps.segments import by_segment
 from tests.corpus.files import contents, flip
 from tests.history.documents import write_documents
-from tests.meshes import mesh_of
 from tests.runs.runs import run, segment_losses, tiny
 
 BUCKETS = (Bucket(8, 16), Bucket(4, 32))
 STEPS = 90
 NOISY = [4, 40, 130]  # documents that lose more than others
-
-
-@pytest.mark.parametrize(
-    ("columns", "microbatches"), [(None, 1), ("length", 2)], ids=["rows", "columns"]
-)
-def test_sums_of_segments_are_those_of_their_positions(columns, microbatches):
-    mesh, rng = mesh_of(data=2, length=2), np.random.default_rng(0)
-    sharding = NamedSharding(mesh, PartitionSpec("data", columns))
-    ids = np.sort(rng.integers(1, 6, (8, 12)), axis=1)
-    ids[:, 1:] = np.cumsum(np.diff(ids) > 0, axis=1) + 1
-    ids[:, 0], ids[rng.random((8, 12)) > 0.8] = 1, 0
-    weights = np.where(ids, rng.random((8, 12)), 0).astype(np.float32)
-    fields = {
-        "inputs": rng.normal(size=(8, 12)).astype(np.float32),
-        "inputs_segment_ids": ids.astype(np.int32),
-        "loss_weights": weights,
-    }
-
-    def loss(scale, batch):
-        weights = batch["loss_weights"]
-        return (weights * (scale * batch["inputs"]) ** 2).sum(), weights.sum()
-
-    @jax.jit
-    def step(scale, batch):
-        sums, batch = by_segment(loss, batch, 7)
-        sums = jax.value_and_grad(sums, has_aux=True)
-        return summed(sums, scale, batch, microbatches=microbatches, sharding=sharding)
-
-    batch = jax.device_put(fields, sharding)
-    (total, (weight, sums)), gradient = step(jnp.float32(3), batch)
-    losses = weights * (3 * fields["inputs"]) ** 2
-    for found, values in zip(sums, (losses, weights), strict=True):
-        expected = [[values[row][ids[row] == n].sum() for n in range(1, 8)] for row in range(8)]
-        np.testing.assert_allclose(found, expected, rtol=1e-6)
-    assert (float(total), float(weight)) == pytest.approx((losses.sum(), weights.sum()))
-    assert float(gradient) == pytest.approx(losses.sum() * 2 / 3)
 
 
 def sums_of(planned, step):
@@ -72,9 +30,9 @@ def sums_of(planned, step):
     return sums
 
 
-def write_losses(workdir, plan, first=0, last=STEPS, every=20):
+def write_losses(workdir, plan, first=0, every=20):
     log = LossLog(epath.Path(workdir), first)
-    for step in range(first, last):
+    for step in range(first, STEPS):
         log.add(step, plan.batch(step), sums_of(plan.batch(step), step))
         if (step + 1) % every == 0:
             log.flush()

@@ -16,9 +16,11 @@ from models.config import TransformerConfig
 from models.decoder import Decoder
 from models.encoder import Encoder
 from models.encoder_decoder import EncoderDecoder
+from models.loss import cross_entropy
 from models.parameters import AXES, decay_mask, parameter_shardings
 from models.vision import VisionDecoder
-from tests.loading.definition import Field, define_row
+from pipeline import Batches, Bucket, Examples, Pairs, Plan
+from tests.alone import require_same_alone
 
 CONFIG = TransformerConfig(
     vocab_size=50,
@@ -32,7 +34,6 @@ CONFIG = TransformerConfig(
 )  # fmt: skip  (kernels want heads of 16 or more)
 KINDS = {"decoder": Decoder, "encoder": Encoder, "encoder–decoder": EncoderDecoder}
 MODELS = KINDS | {"vision": partial(VisionDecoder, patch_size=12)}
-LENGTHS = (9, 4, 7)
 
 
 # Compiling is most of what these tests do, so they share programs, and compare results in NumPy.
@@ -52,37 +53,35 @@ def state_of(kind, config=CONFIG):
     return jax.jit(lambda: nnx.split(KINDS[kind](config, rngs=nnx.Rngs(0)))[1])()
 
 
-def rows_of(examples, length):
-    """One side of a batch with one row: tokens, segment ids, positions, targets, weights."""
-    fields = {
-        "tokens": Field("inputs", examples),
-        "next": Field("inputs", [(np.asarray(each) * 7 + 3) % 50 for each in examples]),
-        "weights": Field("inputs", [np.ones(len(each)) for each in examples], "float32"),
-    }
-    row = define_row(fields, map(len, examples), length)
-    row["ids"], row["positions"] = row.pop("inputs_segment_ids"), row.pop("inputs_positions")
-    return row
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory):
+    """Three examples for each kind of model, and the length of a row that holds them."""
+    rng = np.random.default_rng(0)
+    inputs, targets = ([rng.integers(1, 50, n) for n in sizes] for sizes in ((9, 4, 7), (4, 9, 6)))
+    pairs = Pairs.from_arrays(inputs, targets, tmp_path_factory.mktemp("pairs"))
+    text = Examples(inputs), 24
+    return {"decoder": text, "encoder": text, "encoder–decoder": (pairs, (24, 24))}
 
 
-def examples_of(seed=0):
-    """Pairs of an input and a target, of different lengths."""
-    rng = np.random.default_rng(seed)
-    return [(rng.integers(1, 50, n), rng.integers(1, 50, 12 - n)) for n in LENGTHS]
+@pytest.fixture
+def batch_of(corpora):
+    """`batch_of(kind, count)`: a batch of one row, of the first examples of a kind."""
 
+    def batch_of(kind, count=3):
+        corpus, length = corpora[kind]
+        plan = Plan(corpus, [Bucket(1, length)], shuffle=False, exclude=range(count, 3))
+        return dict(Batches(corpus, plan)[0])
 
-def packed(examples, length=24):
-    return [rows_of([pair[side] for pair in examples], length) for side in (0, 1)]
+    return batch_of
 
 
 def losses(kind, state, batch, config=CONFIG):
-    """Per-token losses [1, L] and the side of the batch they belong to."""
-    inputs, targets = batch
-    model = nnx.merge(abstract_model(kind, config)[0], state)
-    first = inputs["tokens"], inputs["ids"], inputs["positions"]
+    """Per-token losses [1, L]."""
+    names = ["inputs", "inputs_segment_ids", "inputs_positions"]
     if kind == "encoder–decoder":
-        logits = model(*first, targets["tokens"], targets["ids"], targets["positions"])
-        return token_losses(logits, targets["next"]), targets
-    return token_losses(model(*first), inputs["next"]), inputs
+        names += ["decoder_inputs", "targets_segment_ids", "targets_positions"]
+    logits = nnx.merge(abstract_model(kind, config)[0], state)(*(batch[name] for name in names))
+    return token_losses(logits, batch["targets"])
 
 
 def loss_and_gradient(kind, state, batch, config=CONFIG):
@@ -93,8 +92,8 @@ def loss_and_gradient(kind, state, batch, config=CONFIG):
 @partial(jax.jit, static_argnums=(0, 3))
 def _loss_and_gradient(kind, state, batch, config):
     def weighted(state):
-        nll, side = losses(kind, state, batch, config)
-        return jnp.sum(nll * side["weights"]), nll
+        nll = losses(kind, state, batch, config)
+        return jnp.sum(nll * batch["loss_weights"]), nll
 
     (_, nll), gradient = jax.value_and_grad(weighted, has_aux=True)(state)
     return nll, gradient
@@ -109,50 +108,43 @@ def _loss_and_gradient(kind, state, batch, config):
         pytest.param("encoder–decoder", "dense", marks=pytest.mark.slow),
     ],
 )
-def test_packed_examples_have_the_losses_and_gradients_they_have_alone(kind, attention):
-    config, state, examples = replace(CONFIG, attention=attention), state_of(kind), examples_of()
-    side = 1 if kind == "encoder–decoder" else 0
-    together, gradient = loss_and_gradient(kind, state, packed(examples), config)
-    alone = [loss_and_gradient(kind, state, packed([pair]), config) for pair in examples]
-
-    start = 0
-    for pair, (nll, _) in zip(examples, alone, strict=True):
-        n = len(pair[side])
-        np.testing.assert_allclose(together[0, start : start + n], nll[0, :n], atol=1e-5)
-        start += n
-    tokens = sum(len(pair[side]) for pair in examples)
-    total = jax.tree.map(lambda *parts: sum(parts), *(gradient for _, gradient in alone))
-    for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(total), strict=True):
-        np.testing.assert_allclose(a / tokens, b / tokens, atol=1e-6)
+def test_packed_examples_have_the_losses_and_gradients_they_have_alone(kind, attention, corpora):
+    corpus, length = corpora[kind]
+    config = replace(CONFIG, attention=attention)
+    compute = partial(loss_and_gradient, kind, state_of(kind), config=config)
+    require_same_alone(compute, corpus, length, 1, error=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_of_padding_alone_are_finite_and_teach_nothing(kind):
-    nll, gradient = loss_and_gradient(kind, state_of(kind), packed([]))
+def test_rows_of_padding_alone_are_finite_and_teach_nothing(kind, batch_of):
+    padding = {name: 0 * values for name, values in batch_of(kind).items()}
+    nll, gradient = loss_and_gradient(kind, state_of(kind), padding)
     assert np.isfinite(nll).all()
     assert all((leaf == 0).all() for leaf in jax.tree.leaves(gradient))
 
 
 @pytest.mark.parametrize(("kind", "side"), [*((kind, 0) for kind in KINDS), ("encoder–decoder", 1)])
-def test_the_order_of_columns_counts_where_attention_is_causal(kind, side):
-    rows = packed(examples_of()[:1])
-    turned = [*rows]
-    turned[side] = {name: values[:, ::-1] for name, values in rows[side].items()}
-    before, after = (loss_and_gradient(kind, state_of(kind), each)[1] for each in (rows, turned))
+def test_the_order_of_columns_counts_where_attention_is_causal(kind, side, batch_of):
+    batch = batch_of(kind, 1)
+    both = kind != "encoder–decoder"
+    own = [name for name in batch if both or name.startswith("inputs") == (side == 0)]
+    turned = batch | {name: batch[name][:, ::-1] for name in own}
+    before, after = (loss_and_gradient(kind, state_of(kind), each)[1] for each in (batch, turned))
     same = jax.tree.all(jax.tree.map(partial(np.allclose, atol=1e-5), before, after))
     assert same != (kind == "decoder" or side == 1)
 
 
-def test_a_window_of_one_column_is_a_segment_of_one():
-    rows, config = packed(examples_of()[:1]), replace(CONFIG, window=1)
-    found = jax.jit(lambda state: losses("decoder", state, rows, config)[0])(state_of("decoder"))
-    rows[0]["ids"] *= rows[0]["positions"] + 1
-    expected, _ = loss_and_gradient("decoder", state_of("decoder"), rows)
+def test_a_window_of_one_column_is_a_segment_of_one(batch_of):
+    batch, config = batch_of("decoder", 1), replace(CONFIG, window=1)
+    found = jax.jit(lambda state: losses("decoder", state, batch, config))(state_of("decoder"))
+    alone = batch["inputs_segment_ids"] * (batch["inputs_positions"] + 1)
+    batch = batch | {"inputs_segment_ids": alone}
+    expected, _ = loss_and_gradient("decoder", state_of("decoder"), batch)
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 @pytest.mark.slow
-def test_scanned_and_rematerialised_layers_compute_the_same():
+def test_scanned_and_rematerialised_layers_compute_the_same(batch_of):
     config = replace(CONFIG, scan_layers=False, remat=True)
     state = state_of("decoder", config)
     layers = [state["transformer"]["layers"][i] for i in range(CONFIG.num_layers)]
@@ -161,7 +153,7 @@ def test_scanned_and_rematerialised_layers_compute_the_same():
     same["transformer"] = nnx.State(dict(state["transformer"]) | {"layers": stacked})
     assert jax.tree.map(jnp.shape, same) == jax.tree.map(jnp.shape, state_of("decoder"))
 
-    batch = packed(examples_of())
+    batch = batch_of("decoder")
     expected, expected_gradient = loss_and_gradient("decoder", state, batch, config)
     found, gradient = loss_and_gradient("decoder", same, batch)
     np.testing.assert_allclose(found, expected, atol=1e-5)
@@ -178,11 +170,11 @@ def test_auto_computes_in_bfloat16_on_accelerators(platform, dtype, monkeypatch)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_low_precision_keeps_float32_parameters_and_logits(dtype):
+def test_low_precision_keeps_float32_parameters_and_logits(dtype, batch_of):
     config = replace(CONFIG, dtype=dtype)
     graph, abstract = abstract_model("decoder", config)
-    inputs, _ = batch = packed(examples_of())
-    arguments = inputs["tokens"], inputs["ids"], inputs["positions"]
+    batch = batch_of("decoder")
+    arguments = [batch[f"inputs{name}"] for name in ("", "_segment_ids", "_positions")]
 
     def hidden(state):
         model = nnx.merge(graph, state)
@@ -192,8 +184,22 @@ def test_low_precision_keeps_float32_parameters_and_logits(dtype):
     assert (logits.dtype, jax.eval_shape(hidden, abstract).dtype) == (jnp.float32, dtype)
     assert {leaf.dtype for leaf in jax.tree.leaves(abstract)} == {jnp.dtype("float32")}
     exact, _ = loss_and_gradient("decoder", state_of("decoder"), batch)
-    rough = jax.jit(lambda state: losses("decoder", state, batch, config)[0])(state_of("decoder"))
+    rough = jax.jit(lambda state: losses("decoder", state, batch, config))(state_of("decoder"))
     np.testing.assert_allclose(rough, exact, atol=0.05)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_loss_is_two_sums_over_all_positions_in_float32(dtype):
+    rng = np.random.default_rng(0)
+    logits = jnp.asarray(4 * rng.normal(size=(3, 5, 37)), dtype)
+    targets = rng.integers(0, 37, (3, 5))
+    weights = jnp.asarray([[1, 1, 1, 1, 1], [1, 0.5, 0, 0, 0], [0] * 5], dtype)
+    found = cross_entropy(logits, targets, weights)
+    assert found.total.dtype == found.weight.dtype == jnp.float32
+    exact = np.asarray(logits, np.float64)
+    of_target = np.take_along_axis(exact, targets[..., None], axis=-1)[..., 0]
+    losses = np.log(np.exp(exact).sum(axis=-1)) - of_target
+    np.testing.assert_allclose(found, (np.sum(losses * weights), 6.5), rtol=1e-6)
 
 
 @pytest.mark.parametrize("scan_layers", [False, True])

@@ -18,7 +18,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 import pipeline
 import pipeline.loading.joint_wait
 import pipeline.scoring.scores
-from pipeline.planning.options import VERSION
 from pipeline.steps import hosts
 from pipeline.text.sources import TextFiles
 from pipeline.text.tokenizers import Bytes
@@ -100,15 +99,7 @@ def grow(asked):
 
 
 def agree(asked):
-    if "version" in asked:
-        pipeline.planning.stage.VERSION = asked["version"]
-    corpus = pipeline.Corpus.open(asked["corpus"])
-    lengths = corpus.lengths[:-1] if asked.get("drop_last_example") else corpus.lengths
-    buckets = [pipeline.Bucket(*b) for b in asked.get("buckets", [[8, 16], [4, 64]])]
-    plan = pipeline.Plan(lengths, buckets, seed=asked.get("seed", 0))
-    identity = plan.identity
-    pipeline.planning.stage.VERSION = VERSION
-    return refusal(hosts.require_agreement, {"plan": identity})
+    return refusal(hosts.require_agreement, {"plan": asked["plan"]})
 
 
 def share(asked):

@@ -17,16 +17,6 @@ def variables(text, programs="programs"):
     }
 
 
-def uninterrupted(text, once):
-    """The work directory of a whole run, with its output in a file."""
-
-    def make(workdir):
-        (output,) = start(text, workdir).end_with(0)
-        (workdir / "output").write_text(output)
-
-    return once("uninterrupted", make)
-
-
 def start(text, workdir, program="train.py"):
     """Starts the program; one device, as on a user's machine."""
     command = [program, CONFIG, f"--workdir={workdir}"]
@@ -50,7 +40,6 @@ def start_hosts(
     count,
     *flags,
     program="train.py",
-    config="tiny_config.py:hosts",
     own=None,
     logs=None,
 ):
@@ -58,7 +47,7 @@ def start_hosts(
 
     `logs` is where the output goes: the work directory, if it is local.
     """
-    command = [program, f"--config=tests/runs/{config}", *flags]
+    command = [program, "--config=tests/runs/tiny_config.py:hosts", *flags]
     join = [f"--coordinator=127.0.0.1:{free_port()}", f"--num_processes={count}", "--wait=15"]
     commands = []
     for index, more in (own or dict.fromkeys(range(count), ())).items():

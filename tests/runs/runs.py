@@ -1,7 +1,6 @@
 """Runs of the training program in this process, which share its imports and compiled programs."""
 
 import contextlib
-import importlib
 import io
 import json
 import logging
@@ -15,16 +14,16 @@ import train
 from pipeline.cli.commands import main
 from pipeline.fs.atomic import as_path
 from pipeline.history import losses
+from tests.runs import tiny_config
 
 # What depends on the clock.
 CLOCK = {"waited", "seconds", "tokens_per_second", "goodput", "waiting"}
 
 
-def tiny(text, name="tiny_config", **fields):
-    """A config of tests/ for the text in a file; names of fields have __ for dots."""
+def tiny(text, kind="", **fields):
+    """The tiny config of a kind for the text in a file; names of fields have __ for dots."""
     os.environ["TINY_TEXT"] = str(text)
-    name, *kind = name.split(":")
-    config = importlib.import_module(f"tests.runs.{name}").get_config(*kind)
+    config = tiny_config.get_config(kind)
     config.update_from_flattened_dict({k.replace("__", "."): v for k, v in fields.items()})
     return config
 
@@ -65,18 +64,12 @@ def run(config, workdir, **options):
     return str(found)
 
 
-def audit(workdir):
-    """Exit code and output of the audit of a run."""
-    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
-        code = main(["audit", str(workdir)])
-    return code, out.getvalue()
-
-
 def audited(workdir):
     """What the audit of a run says, which must pass."""
-    code, said = audit(workdir)
-    assert code == 0, said
-    return said
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
+        code = main(["audit", str(workdir)])
+    assert code == 0, out.getvalue()
+    return out.getvalue()
 
 
 def lines(workdir):
@@ -116,11 +109,6 @@ def assert_same_losses(one, other, rtol=1e-5):
         np.testing.assert_allclose(mine, its, rtol=1e-4)
     for name in ("eval_loss_first", "eval_loss_last"):
         assert summary(one)[name] == pytest.approx(summary(other)[name], rel=rtol)
-
-
-def loss_files(workdir):
-    """The names of the files of losses, with digests of their content."""
-    return sorted(path.name for path in (workdir / "losses").iterdir())
 
 
 def summary(workdir):

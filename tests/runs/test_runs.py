@@ -3,11 +3,13 @@
 import json
 import pathlib
 import sys
+from unittest import mock
 
 import pytest
 from etils import epath
 
 import train
+from pipeline.cli.commands import main
 from pipeline.steps import hosts
 from pipeline.trainer.checkpoint import Checkpoints
 from pipeline.trainer.stored_config import read_batches, read_config, save_config
@@ -17,6 +19,7 @@ from tests.runs.runs import (
     audited,
     messages,
     run,
+    segment_losses,
     steps,
     summary,
     tiny,
@@ -33,21 +36,6 @@ def test_a_loss_scale_that_is_too_large_falls_while_training_goes_on(text, tmp_p
     assert summary(tmp_path)["skipped_steps"] == len(skipped)
     assert all(scales[step + 1] == scales[step] / 2 for step in skipped if step + 1 < len(scales))
     assert summary(tmp_path)["eval_loss_last"] < summary(tmp_path)["eval_loss_first"]
-
-
-@pytest.mark.slow
-def test_microbatches_train_like_the_whole_batch(text, tmp_path):
-    run(tiny(text, steps=10), tmp_path / "whole")
-    assert "in 2 microbatches" in run(tiny(text, steps=10, microbatches=2), tmp_path / "split")
-    assert_same_losses(tmp_path / "split", tmp_path / "whole")
-
-
-@pytest.mark.slow
-def test_a_profile_has_the_phases_of_a_step(text, tmp_path):
-    run(tiny(text, steps=4), tmp_path, profile="1:2")
-    (trace,) = (tmp_path / "profile").rglob("*.xplane.pb")
-    for name in (b"plan", b"collate", b"transfer", b"train_step"):
-        assert name in trace.read_bytes()
 
 
 def test_the_learning_rate_rises_and_falls_over_updates(text):
@@ -83,13 +71,51 @@ def test_changed_batches_need_an_entry_of_the_schedule_and_are_logged_first(
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_the_length_divided_and_in_any_order(text, tmp_path):
+def test_a_run_goes_on_under_other_weights_when_a_phase_says_so(
+    text, tmp_path, monkeypatch, capsys
+):
+    def of(**fields):
+        return tiny(text, "mixture", **fields)
+
+    run(of(), tmp_path)
+    assert summary(tmp_path)["shares"] == pytest.approx({"first": 0.75, "second": 0.25}, abs=0.05)
+    with pytest.raises(ValueError, match=r"weight of first was 3/4 and is now 1/2"):
+        run(of(steps=18, mixture__weights=((0, {"first": 1, "second": 1}),)), tmp_path)
+    # Twelve steps at three to one, and six of the second alone, which another joins halfway.
+    monkeypatch.setenv("TINY_MORE", "1")
+    phases = (
+        (0, {"first": 3, "second": 1}),
+        (12, {"first": 0, "second": 1}),
+        (15, {"first": 0, "second": 0, "another": 1}),
+    )
+    run(of(steps=18, mixture__weights=phases), tmp_path)
+    wanted = {"first": 1 / 2, "second": 1 / 3, "another": 1 / 6}
+    assert summary(tmp_path)["shares"] == pytest.approx(wanted, abs=0.05)
+    # Then larger batches, without one document.
+    schedule = ((18, {"tokens_per_batch": 2048, "exclude": [7]}),)
+    output = run(of(steps=22, mixture__weights=phases, schedule=schedule), tmp_path)
+    assert "changed from step 18 on: tokens_per_batch=2048, exclude=7" in output
+    rows, length = map(int, steps(tmp_path)[-1]["bucket"].split("x"))
+    assert rows * length == 2048
+    said = audited(tmp_path)
+    assert "plan from step 15 on: weights={'first': '0', 'second': '0', 'another': '1'}" in said
+    assert "exclude=7\n" in said
+    assert "all 22 batches are those that were planned" in said
+    # Another comes last in the plan, as it joined last.
+    assert set(segment_losses(tmp_path).corpus.tolist()) == {0, 1, 2}
+    assert main(["why", str(tmp_path), "--step", "17"]) == 0
+    assert " another " in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_the_length_divided_in_any_order_and_in_microbatches(text, tmp_path):
     small = {"batches__row_multiple": 4, "optimizer__decay_steps": 12}
     run(tiny(text, **small, steps=12), tmp_path / "rows")
     context = {**small, "mesh__data": 1, "mesh__context": 4}
     run(tiny(text, **context, steps=8, context_order="zigzag"), tmp_path / "length")
-    context["mesh__context"], context["mesh__data"] = 2, 2
-    run(tiny(text, **context, steps=12, context_order="striped"), tmp_path / "length")
+    context |= {"mesh__context": 2, "mesh__data": 2, "microbatches": 2}
+    said = run(tiny(text, **context, steps=12, context_order="striped"), tmp_path / "length")
+    assert "in 2 microbatches" in said
     assert_same_losses(tmp_path / "length", tmp_path / "rows", rtol=1e-4)
 
 
@@ -139,11 +165,13 @@ def test_without_a_config_the_default_begins_in_any_new_work_directory():
 
 
 @pytest.mark.slow
-def test_a_run_through_a_cache_has_the_same_losses_and_tells_what_it_read(text, tmp_path):
-    one = {"steps": 6}
-    run(tiny(text, **one), tmp_path / "plain")
-    config = tiny(text, **one, cache__directory=str(tmp_path / "cache"))
-    run(config, tmp_path / "cached")
+def test_a_cache_and_a_profile_change_no_loss_and_a_run_tells_what_it_read(text, tmp_path):
+    run(tiny(text, steps=6), tmp_path / "plain")
+    config = tiny(text, steps=6, cache__directory=str(tmp_path / "cache"))
+    run(config, tmp_path / "cached", profile="1:2")
+    (trace,) = (tmp_path / "cached" / "profile").rglob("*.xplane.pb")
+    for phase in (b"plan", b"collate", b"transfer", b"train_step"):
+        assert phase in trace.read_bytes()
     assert sorted(path.name for path in (tmp_path / "cache").glob("*/*.arrow"))
     ours, theirs = (steps(tmp_path / name) for name in ("cached", "plain"))
     for our, their in zip(ours, theirs, strict=True):
@@ -157,20 +185,15 @@ def test_a_run_through_a_cache_has_the_same_losses_and_tells_what_it_read(text, 
 
 @pytest.mark.usefixtures("counter")
 def test_checkpoints_are_read_after_the_lock_is_held_on_all_hosts(text, tmp_path, monkeypatch):
-    order, first = [], hosts.main_process_first
-
-    def main_process_first(what, work):
-        order.append(what)
-        return first(what, work)
-
-    def open_checkpoints(*arguments, **options):
-        order.append("checkpoints")
-        return Checkpoints(*arguments, **options)
-
-    monkeypatch.setattr(hosts, "main_process_first", main_process_first)
-    monkeypatch.setattr("pipeline.trainer.run.Checkpoints", open_checkpoints)
+    calls = mock.Mock()
+    calls.attach_mock(mock.Mock(wraps=hosts.main_process_first), "first")
+    calls.attach_mock(mock.Mock(wraps=Checkpoints), "open")
+    monkeypatch.setattr(hosts, "main_process_first", calls.first)
+    monkeypatch.setattr("pipeline.trainer.run.Checkpoints", calls.open)
     run(tiny(text, steps=4), tmp_path)
-    assert order[:2] == ["locking the work directory", "checkpoints"]
+    first, second, *_ = calls.mock_calls
+    assert first == mock.call.first("locking the work directory", mock.ANY)
+    assert second[0] == "open"
 
 
 @pytest.mark.usefixtures("counter")

@@ -13,11 +13,11 @@ from etils import epath
 from ml_collections import ConfigDict, config_flags
 
 import train
-from configs import chat, masked, python_data, quickstart
+from configs import chat, masked, python_data, quickstart, vision
 from configs import tfds as tfds_config
 from models.config import TransformerConfig
 from models.flops import step_flops
-from pipeline import Batches, Bucket, Corpora, Corpus, Examples, Pairs, Plan
+from pipeline import Batches, Bucket, Corpora, Corpus, Decoded, Examples, Pairs, Plan
 from pipeline.cli.commands import main
 from pipeline.corpus.views import FillInTheMiddle, Masked, SpanCorruption
 from pipeline.history import read_history
@@ -45,7 +45,6 @@ def chats(tmp_path_factory):
     return path
 
 
-CHAT = "tiny_config:chat"
 KINDS = {
     "chat": Corpus,
     "masked": Masked,
@@ -58,13 +57,12 @@ KINDS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("task", KINDS)
 def test_a_run_of_each_task_learns_and_goes_on_where_it_stopped(chats, task, tmp_path):
-    config = f"tiny_config:{task}"
-    run(tiny(chats, config), tmp_path)
+    run(tiny(chats, task), tmp_path)
     values, log = summary(tmp_path), steps(tmp_path)
     assert values["eval_loss_last"] < values["eval_loss_first"]
     assert values["compiles_after_start"] == 0
     assert len({line["bucket"] for line in log}) == (2 if task == "pairs" else 1)
-    assert "resumed: step 12 of 24" in run(tiny(chats, config, steps=24), tmp_path)
+    assert "resumed: step 12 of 24" in run(tiny(chats, task, steps=24), tmp_path)
     assert steps(tmp_path)[:12] == log
     corpus, plan = read_history(epath.Path(tmp_path))
     assert isinstance(corpus, KINDS[task])
@@ -77,17 +75,17 @@ def test_a_run_of_each_task_learns_and_goes_on_where_it_stopped(chats, task, tmp
 
 @pytest.mark.usefixtures("counter")
 def test_chats_are_learnt_and_a_run_may_begin_with_the_parameters_of_another(chats, tmp_path):
-    run(tiny(chats, CHAT), tmp_path / "one")
+    run(tiny(chats, "chat"), tmp_path / "one")
     one = summary(tmp_path / "one")
     assert (one["eval_loss_first"], one["eval_loss_last"]) == (0, 12)
     found = segment_losses(tmp_path / "one")  # of the assistant's words alone
     corpus, _ = read_history(epath.Path(tmp_path / "one"))
     assert (found.weight < corpus.lengths[found.example]).all()
-    output = run(tiny(chats, CHAT, start_from=str(tmp_path / "one")), tmp_path / "two")
+    output = run(tiny(chats, "chat", start_from=str(tmp_path / "one")), tmp_path / "two")
     assert f"parameters are those of step 12 of {tmp_path / 'one'}" in output
     assert summary(tmp_path / "two")["eval_loss_first"] == one["eval_loss_last"]
     (tmp_path / "one").rename(tmp_path / "moved")  # the other run goes on without it
-    two = tiny(chats, CHAT, start_from=str(tmp_path / "one"), steps=16)
+    two = tiny(chats, "chat", start_from=str(tmp_path / "one"), steps=16)
     assert "resumed: step 12 of 16" in run(two, tmp_path / "two")
 
 
@@ -110,7 +108,7 @@ def test_a_run_on_token_files_of_others_has_their_texts(chats, tmp_path):
 
 
 def test_a_config_of_preferences_prepares_groups_of_two_answers(chats, tmp_path):
-    config = tiny(chats, CHAT)
+    config = tiny(chats, "chat")
     sides = {side: {"kind": "chat", "messages": side} for side in ("chosen", "rejected")}
     config.template = ConfigDict({"kind": "preference", **sides})
     corpus, held_out = prepare_corpora(config, tmp_path)
@@ -181,6 +179,52 @@ def test_the_work_of_groups_counts_what_columns_see():
     assert flops(planned) < step_flops(shape, planned.segments[:, 3:])
 
 
+def few_pictures(number_of_steps=12):
+    """The config with few pictures and a small model."""
+    config = vision.get_config()
+    config.train.split, config.eval.split = "0:60", "60:80"
+    config.steps, config.eval_every, config.checkpoint_every = number_of_steps, 6, 4
+    config.batches.tokens_per_batch = 2048
+    config.model.update(num_layers=1, width=32, num_heads=2, num_kv_heads=1, mlp_width=64)
+    config.optimizer.update(decay_steps=18, warmup_steps=3)
+    config.model.attention = "dense"  # compiles sooner
+    return config
+
+
+@pytest.mark.slow
+def test_a_run_with_pictures_learns_and_goes_on_where_it_stopped(tmp_path):
+    run(few_pictures(), tmp_path / "cut")
+    run(few_pictures(18), tmp_path / "cut")
+    run(few_pictures(18), tmp_path / "whole")
+    log = steps(tmp_path / "whole")
+    assert [line["loss"] for line in steps(tmp_path / "cut")][:18] == [x["loss"] for x in log]
+    values = summary(tmp_path / "whole")
+    assert values["eval_loss_last"] < values["eval_loss_first"]
+    assert values["compiles_after_start"] == 0
+    corpus, plan = read_history(epath.Path(tmp_path / "whole"))
+    assert isinstance(corpus, Decoded)
+    assert [line["batch"] for line in log] == [plan.batch(step).digest for step in range(18)]
+    audited(tmp_path / "whole")
+
+
+def test_a_question_has_its_answer_alone_as_loss(tmp_path):
+    config = few_pictures()
+    config.train.split, config.eval.split = "0:4", "4:6"
+    corpus, held_out = prepare_corpora(config, epath.Path(tmp_path))
+    assert (len(corpus), len(held_out), corpus.num_learnt) == (4, 2, 4)
+    for number, example in enumerate(corpus):
+        _, question, answer = vision.draw(number)
+        (at,) = example["loss_weights"].nonzero()[0]
+        text = example["inputs"][example["patch"] < 0][1:]  # without the begin mark
+        assert bytes(text.tolist()).decode() == f"{question} "
+        assert chr(example["targets"][at]) == answer
+        assert (example["inputs"][example["patch"] >= 0] == vision.PATCH).all()
+    model = train.make_model(config, corpus)
+    assert jax.eval_shape(model.init_params, jax.random.key(0))["encoder"]["patches"].shape[0] == (
+        corpus.features["patches"].size
+    )
+
+
 def sees_what_follows(config, workdir):
     """Whether the loss at the first position of a row depends on the input at the last one."""
     corpus, _ = prepare_corpora(config, workdir)
@@ -193,11 +237,10 @@ def sees_what_follows(config, workdir):
     return float(total(params, batch)) != float(total(params, other))
 
 
-@pytest.mark.parametrize("kind", ["causal", "masked"])
-def test_every_masked_corpus_gets_an_encoder_alone_and_in_a_mixture(chats, tmp_path, kind):
-    for name in ("tiny_config", "mixture_config")[: 2 if kind == "masked" else 1]:
-        config = tiny(chats, name, task__kind=kind)
-        assert sees_what_follows(config, epath.Path(tmp_path / name)) == (kind == "masked"), name
+@pytest.mark.parametrize(("kind", "task"), [("", "causal"), ("", "masked"), ("mixture", "masked")])
+def test_every_masked_corpus_gets_an_encoder_alone_and_in_a_mixture(chats, tmp_path, kind, task):
+    config = tiny(chats, kind, task__kind=task)
+    assert sees_what_follows(config, epath.Path(tmp_path)) == (task == "masked")
 
 
 def changed(changes):

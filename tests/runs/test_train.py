@@ -9,47 +9,38 @@ import time
 
 import pytest
 
+from tests.corpus.files import contents
 from tests.pages import SNIPPETS
 from tests.processes import ROOT, call
-from tests.runs.programs import CONFIG, SLOW, start, uninterrupted, variables, wait_for_step
-from tests.runs.runs import lines, loss_files, segment_losses, steps, summary
+from tests.runs.programs import CONFIG, SLOW, start, variables, wait_for_step
+from tests.runs.runs import lines, segment_losses, steps, summary
 
 
 @pytest.fixture(scope="module")
 def whole(text, once):
-    return uninterrupted(text, once)
+    """The work directory of a whole run, with its output in a file."""
+
+    def make(workdir):
+        (output,) = start(text, workdir).end_with(0)
+        (workdir / "output").write_text(output)
+
+    return once("uninterrupted", make)
 
 
-def test_a_run_compiles_each_bucket_once_and_nothing_after_the_start(whole):
-    values, output = summary(whole), (whole / "output").read_text()
-    assert values["compiles_after_start"] == values["other_compiles"] == 0, output
-    buckets = re.findall(r"train_step (\w+): compiled in", output)
-    assert len({*buckets}) == len(buckets) == 2
-
-
-def test_a_run_learns_and_says_how_much(whole):
-    values = summary(whole)
+def test_a_run_learns_and_compiles_each_bucket_once_and_nothing_after_the_start(whole):
+    values, output, log = summary(whole), (whole / "output").read_text(), steps(whole)
     assert values["eval_loss_last"] < values["eval_loss_first"]
     assert values["steps"] == 30
-    log = steps(whole)
     assert [line["step"] for line in log] == list(range(30))
     assert {line["epoch"] for line in log} >= {0, 1}
     assert sum(line["tokens"] for line in log) == values["tokens"]
     evaluations = [line for line in lines(whole) if "eval_loss" in line]
     assert [line["step"] for line in evaluations] == [0, 10, 20, 30]
     assert evaluations[-1]["bits_per_byte"] == values["bits_per_byte"]
-    assert "padding" in (whole / "output").read_text()
-    segment_losses(whole)
-    assert list((whole / "tensorboard").iterdir())
-
-
-def test_a_run_learns_and_compiles_each_bucket_once_and_nothing_after_the_start(whole):
-    values, output = summary(whole), (whole / "output").read_text()
-    assert values["eval_loss_last"] < values["eval_loss_first"]
-    assert [line["step"] for line in steps(whole)] == list(range(30))
     assert values["compiles_after_start"] == values["other_compiles"] == 0, output
     buckets = re.findall(r"train_step (\w+): compiled in", output)
     assert len({*buckets}) == len(buckets) == 2
+    assert "padding" in output
     segment_losses(whole)
     assert list((whole / "tensorboard").iterdir())
 
@@ -66,7 +57,7 @@ def test_killed_at_a_random_step_it_continues_bit_for_bit(whole, text, tmp_path)
     assert kept
     assert kept == set((text.parent / "programs").glob("*_step-*"))  # nothing is compiled anew
     assert "resumed: step" in output
-    for read in (lines, summary, loss_files):
+    for read in (lines, summary, lambda workdir: contents(workdir / "losses")):
         assert read(tmp_path) == read(whole)
 
 

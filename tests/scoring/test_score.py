@@ -4,30 +4,23 @@ import contextlib
 import functools
 import json
 import random
-import re
 import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from etils import epath
 from jax.experimental import io_callback
 
 import pipeline
-import train
-from pipeline.corpus.tasks import INPUTS
 from pipeline.scoring import scores as scoring
 from pipeline.scoring import table
-from pipeline.scoring.table import Parts, open_table
-from pipeline.steps import make_eval_step, make_mesh
-from pipeline.trainer.checkpoint import Checkpoints
-from pipeline.trainer.corpora import prepare_corpora
+from pipeline.scoring.table import Parts
 from tests.corpus.files import flip
 from tests.history.documents import write_documents
 from tests.meshes import mesh_of
 from tests.processes import COMPILE_QUICKLY, Group, environment, free_port
-from tests.runs.runs import messages, tiny
+from tests.runs.runs import messages
 
 SHORT = pipeline.Bucket(8, 32), pipeline.Bucket(4, 64)
 
@@ -39,55 +32,26 @@ def small_parts(monkeypatch):
     monkeypatch.setattr(table, "ROWS", 70)
 
 
-@pytest.fixture(scope="module")
-def masked(examples, tmp_path_factory):
-    """The examples as a masked view."""
-    directory = tmp_path_factory.mktemp("inputs")
-    corpus = pipeline.Corpus.from_arrays(examples, directory, vocab_size=1000, task=INPUTS)
-    return pipeline.Masked(corpus, rate=0.3)
-
-
-@pytest.mark.parametrize(
-    ("given", "per", "field", "bucket", "epoch"),
-    [
-        ("corpus", "position", "targets", pipeline.Bucket(4, 64), 0),  # examples are split
-        ("masked", "position", "inputs", pipeline.Bucket(4, 208), 2),
-        ("pairs", "inputs", "inputs", pipeline.Bucket(4, (96, 96)), 0),
-        ("pairs", "targets", "decoder_inputs", pipeline.Bucket(4, (96, 96)), 0),
-    ],
-)
-def test_each_position_has_its_value(given, per, field, bucket, epoch, request, tmp_path):
-    corpus = request.getfixturevalue(given)
-    options = {"directory": tmp_path, "buckets": [bucket], "epoch": epoch, "per": per}
-    scores = pipeline.score(corpus, lambda batch: {"token": batch[field]}, **options)
-    side = int(per == "targets")
-    sizes = np.reshape(corpus.lengths, (len(corpus), -1))
-    for number, tokens in enumerate(scores["token"].to_pylist()):
-        due = corpus.sides[side].read([number], [0], [sizes[number, side]], epoch=epoch)[field]
-        # What has nothing to learn is in no batch.
-        assert tokens is None if not sizes[number, -1] else tokens == due.tolist()
-
-
 def test_scores_of_pairs_do_not_depend_on_where_segments_begin(pairs, tmp_path):
     def step(batch):
         of_segment = jax.nn.one_hot(batch["targets_segment_ids"] - 1, 16)
-        first = jnp.einsum("rls,rl->rs", of_segment, batch["targets"].astype(jnp.float32))
-        return {"inputs": batch["inputs"], "weights": batch["targets"] % 7, "first": first}
+        sums = jnp.einsum("rls,rl->rs", of_segment, batch["targets"].astype(jnp.float32))
+        return {"inputs": batch["inputs"], "targets": batch["targets"], "sum": sums}
 
-    per = {"inputs": "inputs", "weights": "targets", "first": "segment"}
+    per = {"inputs": "inputs", "targets": "targets", "sum": "segment"}
     options = {"per": per, "overflow": "truncate", "max_segments": 16}
     options |= {"buckets": [pipeline.Bucket(4, (96, 64))]}
-    one, other = (
-        pipeline.score(pairs, step, directory=tmp_path / f"{align}", align=align, **options)
-        for align in (1, 8)
+    one, other, means = (
+        pipeline.score(pairs, step, directory=tmp_path / str(more), **options, **more).to_pylist()
+        for more in ({"align": 1}, {"align": 8}, {"reduce": "mean"})
     )
-    assert one.to_pylist() == other.to_pylist()
-    options |= {"reduce": "mean"}
-    inputs, targets = [[5, 6], [], [7]], [[1, 2, 3], [1, 4], [1, 9]]
-    lacking = pipeline.Pairs.from_arrays(inputs, targets, tmp_path / "lacking")
-    options |= {"per": "inputs", "directory": tmp_path / "inputs"}
-    means = pipeline.score(lacking, lambda batch: {"mean": batch["inputs"]}, **options)
-    assert means["mean"].to_pylist() == [5.5, 0.0, 7.0]
+    assert one == other
+    for example, row, mean in zip(pairs, one, means, strict=True):
+        inputs, targets = example["inputs"].tolist(), example["targets"].tolist()
+        due = {"inputs": inputs, "targets": targets, "sum": sum(targets)}
+        assert row == (due if targets else dict.fromkeys(per))  # else it is in no batch
+        if targets:
+            assert mean["inputs"] == pytest.approx(sum(inputs) / max(len(inputs), 1))
 
 
 def positions_and_segments(batch):
@@ -328,33 +292,6 @@ def test_devices_share_batches_and_a_later_call_keeps_their_rows(corpus, tmp_pat
     score("one", row_multiple=4)
     score("length", sharding=mesh_of(context=4), row_multiple=4)
     assert files(tmp_path / "one") == files(tmp_path / "length") == files(tmp_path / "four")
-
-
-def test_a_run_scores_its_documents_with_its_latest_checkpoint(text, tmp_path):
-    small = {"model__num_layers": 1, "model__width": 32}
-    config = tiny(text, **small, model__attention="dense")
-    workdir = epath.Path(tmp_path / "run")
-    with pytest.raises(ValueError, match=r"there is no checkpoint in .*; train there first"):
-        train.score(config, workdir)
-    corpus, _ = prepare_corpora(config, workdir / "corpus")
-    model = train.make_model(config, corpus)
-    init_state, _ = train.make_init_and_step(config, make_mesh(config.mesh), model)
-    state = init_state(jax.random.key(1))
-    with Checkpoints(workdir / "checkpoints") as checkpoints:
-        for step, other in (5, init_state(jax.random.key(2))), (7, state):
-            checkpoints.save(step, other, data={"step": step})
-    with messages() as said:
-        train.score(config, workdir)
-    scores = open_table(workdir / "scores" / "7" / "scores.arrow")
-    nll, weight = (np.array(scores[name].to_pylist(), float) for name in ("nll", "weight"))
-    assert weight.tolist() == corpus.lengths.tolist()
-    batches = pipeline.Batches(corpus, pipeline.Plan(corpus, [pipeline.Bucket(8, 128)]))
-    evaluate = jax.jit(make_eval_step(model.loss))
-    sums = np.sum([evaluate(state["params"], batch) for batch in batches], axis=0)
-    np.testing.assert_allclose([nll.sum(), weight.sum()], sums, rtol=1e-5)
-    mean, bits = sums[0] / sums[1], sums[0] / np.log(2) / corpus.text_bytes
-    (printed,) = re.findall(r"perplexity ([\d.]+), ([\d.]+) bits per byte", str(said))
-    np.testing.assert_allclose([float(n) for n in printed], [np.exp(mean), bits], rtol=1e-3)
 
 
 def start(count, folder, corpus, directory, **asked):

@@ -16,36 +16,28 @@ def test_later_copies_are_found_and_left_out_of_a_plan(tmp_path):
     assert sorted(seen) == [0, 1, 5, 6]
 
 
-def test_random_examples_have_the_copies_that_a_dict_finds(tmp_path, monkeypatch):
+def test_copies_are_those_that_a_dict_finds(tmp_path, monkeypatch):
     monkeypatch.setattr(interface, "TOGETHER", 3)  # blocks of one or two examples
     rng = np.random.default_rng(0)
-    examples = [rng.integers(0, 3, rng.integers(2, 6)).tolist() for _ in range(400)]
-    corpus = pipeline.Corpus.from_arrays(examples, tmp_path)
-    first: dict = {}
-    expected = [
-        n for n, example in enumerate(map(tuple, examples)) if first.setdefault(example, n) != n
-    ]
-    assert pipeline.corpus.duplicates(corpus).tolist() == expected
-
-
-def test_copies_have_the_same_weights_and_the_same_other_side(tmp_path):
-    weights = [[1] * len(example) for example in EXAMPLES]
-    weights[2] = [1, 1, 0.5]
-    corpus = pipeline.Corpus.from_arrays({"tokens": EXAMPLES, "weights": weights}, tmp_path / "one")
-    assert pipeline.corpus.duplicates(corpus).tolist() == [7, 8]
-    inputs, targets = [[5], [5, 6], [5], [5], [5, 6]], [[1, 6, 7], [1, 7], [1, 6, 7], [1, 8], [1]]
-    pairs = pipeline.Pairs.from_arrays(inputs, targets, tmp_path / "pairs")
-    assert pipeline.corpus.duplicates(pairs).tolist() == [2]
-
-
-def test_copies_are_found_across_corpora_and_beneath_views(tmp_path):
-    one, other = (
-        pipeline.Corpus.from_arrays(some, tmp_path / name, vocab_size=9, task=INPUTS)
-        for name, some in (("one", EXAMPLES[:3]), ("other", EXAMPLES[5:]))
-    )
-    both = pipeline.Corpora({"one": one, "other": other})
-    assert pipeline.corpus.duplicates(both).tolist() == [2, 5, 6]
-    views = pipeline.Corpora({
-        "one": pipeline.Masked(one, mask_id=8), "other": pipeline.Masked(other, mask_id=8)
-    })  # fmt: skip
-    assert pipeline.corpus.duplicates(views).tolist() == [2, 5, 6]
+    sizes = rng.integers(2, 5, (2, 200))
+    one, other = ([rng.integers(0, 2, size).tolist() for size in side] for side in sizes)
+    weights = [[1, *rng.integers(1, 3, len(each) - 1)] for each in one]
+    parts = {
+        name: pipeline.Corpus.from_arrays(some, tmp_path / name, vocab_size=9, task=INPUTS)
+        for name, some in (("one", one), ("other", other))
+    }
+    views = {name: pipeline.Masked(each, mask_id=8) for name, each in parts.items()}
+    weighted = {"tokens": one, "weights": weights}
+    for corpus, examples in (
+        (pipeline.Corpora(parts), one + other),
+        (pipeline.Corpora(views), one + other),
+        (
+            pipeline.Corpus.from_arrays(weighted, tmp_path / "weighted"),
+            zip(one, weights, strict=True),
+        ),
+        (pipeline.Pairs.from_arrays(one, other, tmp_path / "pairs"), zip(one, other, strict=True)),
+    ):
+        first = {}
+        keys = map(repr, examples)
+        expected = [n for n, key in enumerate(keys) if first.setdefault(key, n) != n]
+        assert pipeline.corpus.duplicates(corpus).tolist() == expected != []

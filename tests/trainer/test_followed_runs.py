@@ -15,14 +15,14 @@ from pipeline.cli.commands import main
 from pipeline.fs.atomic import as_path
 from pipeline.planning import growing
 from pipeline.scoring import open_table
-from tests.runs.runs import audit, messages, run, steps, tiny
+from tests.runs.runs import audited, messages, run, steps, tiny
 
 pytestmark = pytest.mark.usefixtures("counter")
 
 
 @pytest.fixture
 def config(text):
-    config = tiny(text, steps=8, eval_every=8, checkpoint_every=8)
+    config = tiny(text, steps=8, eval_every=8, checkpoint_every=4)
     config.train.files, config.train.follow = "", True
     with config.batches.unlocked():
         config.batches.window = 20
@@ -61,22 +61,24 @@ def test_a_run_says_that_it_waits_and_its_finished_corpus_is_scored(config, tmp_
     run(config, tmp_path)
     log.removeFilter(note)
     assert len(steps(tmp_path)) == 8
-    assert audit(tmp_path)[0] == 0
+    audited(tmp_path)
     thread.join()
     with messages() as said:
         train.score(config, as_path(tmp_path))
     assert "120 documents: loss 8.0000" in str(said)
     table = open_table(as_path(tmp_path) / "scores" / "8" / "scores.arrow")
-    assert table["weight"].to_pylist() == Corpus.open(place).lengths.tolist()
+    lengths = Corpus.open(place).lengths
+    assert table["weight"].to_pylist() == lengths.tolist()
+    assert table["nll"].to_pylist() == (8 * lengths).tolist()
 
 
 def test_a_mixture_follows_what_is_written_and_prepared(text, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(growing, "CHAPTER", 3)
 
     def train_on(name, **fields):
-        config = tiny(text, "followed_config", checkpoint_every=10, eval_every=60, **fields)
+        config = tiny(text, "followed", checkpoint_every=10, eval_every=60, **fields)
         run(config, tmp_path / name)
-        assert audit(tmp_path / name)[0] == 0
+        audited(tmp_path / name)
         return tmp_path / name
 
     def held(workdir):
@@ -99,7 +101,7 @@ def test_a_mixture_follows_what_is_written_and_prepared(text, tmp_path, monkeypa
     train_on("later", steps=60)
     digests = [[line["batch"] for line in steps(tmp_path / name)] for name in ("live", "later")]
     assert digests[0] == digests[1]
-    said = audit(workdir)[1]
+    said = audited(workdir)
     for line in (
         "epoch 0 of library: ",
         "epoch 0 of prepared: ",

@@ -39,14 +39,6 @@ def options(schedule):
     return [(entry.step, entry.options) for entry in schedule.entries[1:]]
 
 
-def test_an_entry_at_step_0_belongs_to_the_beginning():
-    schedule, plan = planned([(0, {"seed": 7, "exclude": [2]})], {"packing": None})
-    assert len(schedule.entries) == 1
-    assert plan.options.seed == 7
-    assert plan.stages[-1].streams[0].lengths.excluded.tolist() == [2]
-    assert plan.stages[-1].start == 0
-
-
 def test_a_run_keeps_its_plan_on_other_devices_and_a_change_keeps_the_past():
     first, before = planned(RAMP[::-1])  # in any order
     assert shapes(before) == {0: (8, 32), 3: (16, 32), 9: (8, 64)}
