@@ -27,10 +27,11 @@ PADDING, PACKED = "attention_mask", "seq_lengths"
 
 # Other columns that tell sequences of a row apart: whether one begins, from the value of a token
 # and of the one before it.
-BEGINS = {"position_ids": np.less_equal, "segment_ids": np.not_equal, "seq_idx": np.not_equal}
+NUMBERS = "segment_ids", "seq_idx", "sequence_id", "document_ids", "inputs_segmentation"
+BEGINS = {"position_ids": np.less_equal, **dict.fromkeys(NUMBERS, np.not_equal)}
 
 # Columns that divide rows, too, by where sequences begin, which are not read.
-STARTS = ("seq_start_id", "cu_seqlens", "cu_seq_lens_q")
+STARTS = ("seq_start_id", "cu_seqlens", "cu_seqlens_q", "cu_seq_lens_q", "cu_doc_lens", "doc_lens")
 
 IGNORED = -100  # the label of an id without a loss
 

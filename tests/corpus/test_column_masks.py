@@ -8,6 +8,7 @@ import pytest
 
 from pipeline import Feature, InPlace
 from pipeline.corpus import INPUTS
+from pipeline.corpus.token_columns import NUMBERS, STARTS
 from pipeline.text import sources
 from tests.corpus.files import documents_of, weights_of
 from tests.text.record_files import save_to_disk, write_table
@@ -92,15 +93,14 @@ def test_sequences_of_a_row_are_never_joined_silently(write):
     for columns in (
         {"position_ids": [[0, 1, 0, 1, 2], [0, 1], [0]]},
         {"attention_mask": [[1, 1, 2, 2, 0], [1, 1], [1]]},
-        {"segment_ids": [[1, 1, 2, 2, 2], [1, 1], [1]]},
-        {"seq_idx": [[0, 0, 1, 1, 1], [0, 0], [0]]},
+        *({name: [[0, 0, 1, 1, 1], [0, 0], [0]]} for name in NUMBERS),
     ):
         with pytest.raises(ValueError, match="tells apart several sequences in a row; add a col"):
             write({"input_ids": ids, **columns})()
         divided = write({"input_ids": ids, **columns, "seq_lengths": [[2, 2], [2], [1]]})
         if "attention_mask" in columns:
             assert documents_of(divided(task=INPUTS)) == [[0, 1], [2, 3], [5, 6], [7]]
-    for name in ("seq_start_id", "cu_seqlens", "cu_seq_lens_q"):
+    for name in STARTS:
         columns = {"input_ids": ids, name: [[0, 2, 5], [0, 2], [0, 1]]}
         with pytest.raises(ValueError, match=f"the column '{name}' divides rows into sequences; a"):
             write(columns)()
