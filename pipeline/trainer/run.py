@@ -6,6 +6,7 @@ import functools
 import json
 import logging
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -15,8 +16,8 @@ from etils import epath
 
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.errors import InvalidValue, counted
-from pipeline.fs.atomic import as_path, directory_lock, make_directory
-from pipeline.history import RunLog, write_history
+from pipeline.fs.atomic import as_path, directory_lock, make_directory, remove_leftovers
+from pipeline.history import RunLog, loss_archive, write_history
 from pipeline.loading.batches import Batches
 from pipeline.loading.joint_wait import wait_together
 from pipeline.loading.loader import Loader
@@ -37,6 +38,9 @@ from pipeline.trainer.stored_config import save_config
 from pipeline.trainer.tuning import tune_run
 
 logger = logging.getLogger(__name__)
+
+# Temporary names of files of a run; see `pipeline.fs.atomic.atomic_write`.
+TEMPORARY = re.compile(r"\.(\w+\.jsonl?|\d+-\d+-[0-9a-f]+\.arrow)\.[0-9a-f]{32}\.tmp")
 
 
 class Run(contextlib.ExitStack):
@@ -106,6 +110,8 @@ class Run(contextlib.ExitStack):
     def _lock(self) -> None:
         if self._leads:
             self.enter_context(directory_lock(self.workdir, "training", wait=False))
+            for folder in (self.workdir, self.workdir / loss_archive.NAME):
+                remove_leftovers(folder, TEMPORARY)
 
     def _resume(self, fields: dict[str, Any]) -> None:
         """Loads schedule and log from the checkpoint; only entries after this step may differ."""

@@ -22,7 +22,7 @@ RULES = {
     "corpus/preparation.py:_discarding": f"{OWN_NAME} a corpus that was begun there by it",
     "corpus/writer.py:Writer._remove_rest": f"{OWN_NAME} a corpus: parts that are not sealed",
     "fs/atomic.py:_link": "its own temporary name, of 32 random digits",
-    "fs/atomic.py:remove_leftovers": "temporary names of a corpus that is finished",
+    "fs/atomic.py:remove_leftovers": "temporary names of a finished corpus or a locked run",
     "fs/atomic.py:atomic_write": "its own temporary name, of 32 random digits",
     "fs/atomic.py:remove_files": "names that the caller gives as a pattern of its own files",
     "fs/mirror.py:_make_scratch": OWN_FOLDER,

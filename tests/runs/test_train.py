@@ -51,12 +51,16 @@ def test_killed_at_a_random_step_it_continues_bit_for_bit(whole, text, tmp_path)
     group.kill()
     group.end_with(-signal.SIGKILL)
     kept = set((text.parent / "programs").glob("*_step-*"))
+    for name in ("plans.json", "losses/000000001-000000004-0a.arrow"):  # as if killed later
+        file = tmp_path / name
+        (file.parent / f".{file.name}.{'0' * 32}.tmp").write_text("{")
     done = call(sys.executable, "train.py", f"--workdir={tmp_path}", **variables(text))
     output = done.stdout + done.stderr
     assert done.returncode == 0, output  # it knows its config
     assert kept
     assert kept == set((text.parent / "programs").glob("*_step-*"))  # nothing is compiled anew
     assert "resumed: step" in output
+    assert not [*tmp_path.rglob(".*.tmp")]
     for read in (lines, summary, lambda workdir: contents(workdir / "losses")):
         assert read(tmp_path) == read(whole)
 
