@@ -125,8 +125,10 @@ def as_buckets(buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
     Buckets of several sides ascend by the sum of their lengths, and the last is the longest on all.
     Among buckets of equal length, those after the first are its tails; they descend by rows.
     """
-    several = isinstance(buckets, Iterable) and getattr(buckets, "ndim", 1) > 0
-    found = tuple(buckets) if several else (buckets,)
+    given: Any = buckets
+    if not isinstance(given, Iterable) or getattr(given, "ndim", 1) == 0:
+        given = [given]
+    found: tuple[Bucket, ...] = tuple(given)
     if not all(isinstance(each, Bucket) for each in found):
         raise InvalidValue(
             f"buckets is {buckets!r}; it must be a list, and every entry must be a "

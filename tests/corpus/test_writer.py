@@ -67,6 +67,8 @@ def test_what_a_writer_wrote_is_what_from_arrays_makes_of_the_same_examples(data
                 at = (writer.cursor or {"next": 0})["next"]
                 assert at == due == writer.examples
         writer.finish()
+        with pytest.raises(RuntimeError, match="is closed; begin another"):
+            writer.append([1])
         made = Corpus.from_arrays(columns, folder / "b", **options)
     corpus = Corpus.open(folder / "a")
     corpus.verify()
