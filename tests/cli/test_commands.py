@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import os
 import pathlib
@@ -254,6 +255,15 @@ def test_every_epoch_of_a_plan_whose_change_dropped_what_was_left_is_whole():
         said = []
         check_plan(plan, epoch, said.append)
         assert said[-1].endswith("no row over its length")
+
+
+def test_check_finds_a_row_that_is_too_long(monkeypatch):
+    small, batch = Bucket(2, 8), Plan.batch
+    monkeypatch.setattr(
+        Plan, "batch", lambda plan, step: dataclasses.replace(batch(plan, step), bucket=small)
+    )
+    with pytest.raises(ValueError, match="the batch of step 0 does not fit its bucket 2x8"):
+        check_plan(Plan([5, 3, 14], [Bucket(2, 16)]), 0, lambda what: None)
 
 
 def test_commands_tell_of_every_side(run, tmp_path):
