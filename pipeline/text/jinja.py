@@ -217,7 +217,7 @@ class Jinja:
             if name == self._tools:
                 unused = bool(tools) and self._render(turns, None) == marked
             else:
-                spelt = isinstance(value, str) and value.strip() in marked
+                spelt = isinstance(value, str) and value.strip() in _strip(marked)
                 unused = isinstance(value, str | list | Mapping) and bool(value) and not spelt
             if unused:
                 note(NOT_RENDERED.format("a field", name), f"it has {value!r:.60}")
