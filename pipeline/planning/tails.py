@@ -31,6 +31,8 @@ def count_batches(rows: int, group: Sequence[Bucket]) -> list[int]:
     """
     sizes = tuple(bucket.rows for bucket in group)
     whole, last = divmod(rows, sizes[0])
+    if len(sizes) == 1:
+        return [whole + (last > 0)]
     fewest = _fewest_batches(sizes)
     total = next(n for n in range(last, sizes[0] + 1) if fewest[n] is not None)
     counts = [0] * len(sizes)
@@ -56,15 +58,16 @@ def count_surplus(rows: int, group: Sequence[Bucket]) -> int:
     (13, 5)
     """
     sizes = tuple(bucket.rows for bucket in group)
-    fewest, last = _fewest_batches(sizes), rows % sizes[0]
+    last = rows % sizes[0]
+    if len(sizes) == 1:
+        return last
+    fewest = _fewest_batches(sizes)
     return next(n for n in range(last + 1) if fewest[last - n] is not None)
 
 
 @functools.lru_cache(maxsize=64)
 def _fewest_batches(sizes: tuple[int, ...]) -> list[int | None]:
     """For each number of rows up to the first size, the fewest batches that they fill, or None."""
-    if len(sizes) == 1:
-        return [0, *[None] * (sizes[0] - 1), 1]
     found: list[int | None] = [0]
     for rows in range(1, sizes[0] + 1):
         before = [found[rows - size] for size in sizes if size <= rows]
