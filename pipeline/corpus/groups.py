@@ -153,9 +153,14 @@ class Groups(SingleCorpus):
         """The groups without loss on any continuation, or on their prefix."""
         group = np.searchsorted(self._edges, self.nodes.silent, side="right") - 1
         silent = np.flatnonzero(np.bincount(group, minlength=len(self)) == np.diff(self._edges) - 1)
-        begin = self._edges[silent]
-        loss = self.nodes.count_loss(begin, 0 * begin, self._sizes[begin].astype(np.int64))
-        return silent if loss is None else silent[(loss == 0) & (self.lengths[silent] > 0)]
+        if not self.nodes.weighted:
+            return silent
+        begin, learnt = self._edges[silent], np.zeros(len(silent), bool)
+        sizes = self._sizes[begin].astype(np.int64)
+        for mine, fields in self.nodes.read_blocks(begin, 0 * begin, sizes):
+            prefix = np.arange(mine.start, mine.stop).repeat(sizes[mine])
+            learnt[prefix[fields["loss_weights"] != 0]] = True
+        return silent[~learnt & (self.lengths[silent] > 0)]
 
     def read_nodes(self, examples: np.ndarray) -> Nodes:
         """See `Readable.read_nodes`."""

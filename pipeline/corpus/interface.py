@@ -183,7 +183,7 @@ class AnyCorpus:
         num_learnt: positions that carry loss; None if unknown.
         text_bytes: UTF-8 bytes of the text that is learnt; None if unknown.
         tokenizer: made the tokens, and decodes them; None if they were made from arrays.
-        covers_all: whether plans have examples and pieces without loss, too, as for `score`.
+        covers_all: whether plans have examples without loss, too, as for `score`.
         files: the number of examples in each file of tokens, in order: int64 `[files]`. A large
             corpus is planned in windows of whole files. None: there are no such files.
         grows: whether it, or one of its members, gains examples.
@@ -266,23 +266,15 @@ class AnyCorpus:
     def _find_silent(self) -> np.ndarray:
         return lengths_module.NO_EXAMPLES
 
-    def count_loss(
-        self, examples: np.ndarray, starts: np.ndarray, sizes: np.ndarray
-    ) -> np.ndarray | None:
-        """The positions with loss in each of some pieces: int64; None if all have loss."""
+    @property
+    def partly_learnt(self) -> bool:
+        """Whether plans leave out examples without loss, and some positions may have none."""
         if self.loss_side is None or self.covers_all or self.trees is not None:
-            return None
-        if not (side := self.sides[self.loss_side]).weighted:
-            return None
-        found = [lengths_module.NO_EXAMPLES]
-        for mine, fields in side.read_blocks(examples, starts, sizes):
-            count = mine.stop - mine.start
-            piece = np.arange(count).repeat(sizes[mine])
-            found.append(np.bincount(piece, fields["loss_weights"] != 0, count).astype(np.int64))
-        return np.concatenate(found)
+            return False
+        return self.sides[self.loss_side].weighted
 
     def covering(self) -> "AnyCorpus":
-        """The same corpus, whose plans have examples and pieces without loss, too."""
+        """The same corpus, whose plans have examples without loss, too."""
 
         def change(corpus: AnyCorpus) -> AnyCorpus:
             whole = copy.copy(corpus)
@@ -501,12 +493,6 @@ class Split(View):
 
     def _find_silent(self) -> np.ndarray:
         return np.flatnonzero(np.isin(self.numbers, self.corpus.silent))
-
-    def count_loss(
-        self, examples: np.ndarray, starts: np.ndarray, sizes: np.ndarray
-    ) -> np.ndarray | None:
-        """See `AnyCorpus`."""
-        return self.corpus.count_loss(self.numbers[examples], starts, sizes)
 
     def with_each(self, change: Callable[[AnyCorpus], AnyCorpus]) -> "Split":
         """See `AnyCorpus`."""

@@ -48,12 +48,6 @@ class TokenView(View):
 
     _find_silent = AnyCorpus._find_silent  # the loss differs from epoch to epoch
 
-    def count_loss(
-        self, examples: np.ndarray, starts: np.ndarray, sizes: np.ndarray
-    ) -> np.ndarray | None:
-        """See `AnyCorpus`."""
-        return None
-
     @property
     def marks(self) -> tuple[int | None, int | None]:
         """The ids that begin and end each example; None if there is none."""

@@ -18,7 +18,7 @@ from pipeline.planning.bucket import Bucket
 from pipeline.planning.cascade import Attention, Packing
 from pipeline.planning.fit import fit_buckets
 from pipeline.planning.lengths import AnyLengths, Exclude
-from pipeline.planning.options import By, Changes, Ending, Weights
+from pipeline.planning.options import By, Changes, Weights
 from pipeline.planning.pieces import Overflow
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
@@ -29,7 +29,6 @@ __all__ = [
     "Bucket",
     "By",
     "Changes",
-    "Ending",
     "Exclude",
     "Overflow",
     "Packing",

@@ -34,7 +34,7 @@ class Assembly:
     """The batches of a stage.
 
     A block is `options.tiers` consecutive steps of the plan, counted from step 0. Blocks are cut
-    where the stage or an epoch begins or ends.
+    where the stage begins and where an epoch ends.
     """
 
     def __init__(self, streams: Sequence[Stream], schedule: Schedule, options: Options):
@@ -44,10 +44,7 @@ class Assembly:
         self._blocks = WindowCache(KEPT)
 
     def block(self, step: int) -> range:
-        """The steps among which the rows of `step` are dealt; empty if the stage ends before."""
-        schedule = self._schedule
-        if schedule.end is not None and step >= schedule.end:
-            return range(step, step)
+        """The steps among which the rows of `step` are dealt."""
         tiers = self._options.tiers
         return range(step, step + 1) if tiers == 1 else self._block_around(step, tiers)
 
@@ -64,8 +61,8 @@ class Assembly:
                 steps = self._block_around(step, TOGETHER)
             self._asked = step
         if len(steps) == 1:
-            length, bucket, taken = self._schedule.at(step)
-            rows = self._gather(length, taken)
+            bucket, taken = self._schedule.at(step)
+            rows = self._gather(bucket, taken)
             return self._make_batch(rows, bucket, None, self._schedule.epoch_of(step))
         return self._make_batch(*self._blocks.get(steps, 1, self._assemble, steps)[step])
 
@@ -76,15 +73,15 @@ class Assembly:
         """
         wanted = {step: self._schedule.at(step) for step in steps}
         epoch, found = self._schedule.epoch_of(steps.start), {}
-        for length, bucket in {shape[:2] for shape in wanted.values()}:
-            mine = [step for step, (_, each, _) in wanted.items() if each == bucket]
+        for bucket in {each for each, _ in wanted.values()}:
+            mine = [step for step, (each, _) in wanted.items() if each == bucket]
             # Stream, first row, number of rows, batch; the ranges of a stream are adjacent.
-            taken = sorted((*each, n) for n, step in enumerate(mine) for each in wanted[step][2])
+            taken = sorted((*each, n) for n, step in enumerate(mine) for each in wanted[step][1])
             joined: dict[int, tuple[int, int, int]] = {}
             for number, first, count, _ in taken:
                 _, begin, before = joined.get(number, (number, first, 0))
                 joined[number] = number, begin, before + count
-            rows = self._gather(length, joined.values())
+            rows = self._gather(bucket, joined.values())
             owners = np.repeat([n for *_, n in taken], [count for _, _, count, _ in taken])
             if self._options.tiers > 1:
                 owners = self._sort_tiers(rows.costs, owners, steps.start, bucket)
@@ -94,13 +91,13 @@ class Assembly:
                 found[step] = rows, bucket, of_step, epoch
         return found
 
-    def _gather(self, length: int, taken: Iterable[tuple[int, int, int]]) -> "_Gathered":
-        """The rows of a length in the ranges `taken`, which are as in `Schedule.at`."""
+    def _gather(self, bucket: int, taken: Iterable[tuple[int, int, int]]) -> "_Gathered":
+        """The rows of a bucket in the ranges `taken`, which are as in `Schedule.at`."""
         return _Gathered(
             [
                 (number, rows)
                 for number, first, count in taken
-                for rows in self._streams[number].take(length, first, count)
+                for rows in self._streams[number].take(bucket, first, count)
             ]
         )
 

@@ -28,10 +28,6 @@ class Bucket:
     >>> Bucket(16, {"inputs": 4096, "patches": 8192, "images": 16}).lengths
     (4096, 8192, 16)
 
-    In a plan, a bucket with the same length as the bucket before it and fewer rows is a tail: only
-    the last batches of an epoch use it, so that few of their rows are empty. With
-    `Bucket(32, 4096)` and its tail `Bucket(8, 4096)`, 45 rows are a batch of 32 rows and two of 8.
-
     Attributes:
         rows: rows of the global batch, over all hosts.
         length: positions in a row: an integer; for pairs `(inputs, targets)`; for other sides a
@@ -96,7 +92,7 @@ class Bucket:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """The sort key of the buckets of a plan: by length, and among equal lengths tails last."""
+        """The sort key of buckets: by length, then those with more rows first."""
         return (sum(self.lengths), *self.lengths, -self.rows)
 
     def __repr__(self) -> str:
@@ -123,8 +119,27 @@ def as_buckets(buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
     """`buckets` as a tuple, after checking that they ascend by length.
 
     Buckets of several sides ascend by the sum of their lengths, and the last is the longest on all.
-    Among buckets of equal length, those after the first are its tails; they descend by rows.
     """
+    found = as_shapes(buckets)
+    order = [bucket.order[:-1] for bucket in found]
+    ascending = all(shorter < longer for shorter, longer in itertools.pairwise(order))
+    longest = tuple(map(max, zip(*(bucket.lengths for bucket in found), strict=True)))
+    if not ascending or found[-1].lengths != longest:
+        sides = (
+            "; those of several sides ascend by their sum, and the last must hold all others, so "
+            f"end with one of {longest}"
+        ) * (len(longest) > 1)
+        again = (
+            "; only pipeline.pack takes several of one length, the smaller ones for its last rows"
+        ) * (len({*order}) < len(order))
+        raise InvalidValue(
+            f"buckets are {', '.join(map(str, found))}; they must ascend by length{sides}{again}"
+        )
+    return found
+
+
+def as_shapes(buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
+    """`buckets` as a tuple of at least one, all with the same sides."""
     given: Any = buckets
     if not isinstance(given, Iterable) or getattr(given, "ndim", 1) == 0:
         given = [given]
@@ -139,18 +154,5 @@ def as_buckets(buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
     if len({bucket.names for bucket in found}) > 1:
         raise InvalidValue(
             f"buckets are {', '.join(map(repr, found))}; they must all have the same sides"
-        )
-    order = [bucket.order for bucket in found]
-    ascending = all(earlier < later for earlier, later in itertools.pairwise(order))
-    longest = tuple(map(max, zip(*(bucket.lengths for bucket in found), strict=True)))
-    if not ascending or found[-1].lengths != longest:
-        sides = (
-            "; those of several sides ascend by their sum, and the last must hold all others, so "
-            f"end with one of {longest}"
-        ) * (len(longest) > 1)
-        shapes = ", ".join(map(str, found))
-        raise InvalidValue(
-            f"buckets are {shapes}; they must ascend by length, and those of equal length must "
-            f"descend by rows (all but the first of these are tails){sides}"
         )
     return found

@@ -10,7 +10,6 @@ from pipeline.planning.bucket import Bucket
 from pipeline.planning.gaps import Cuts, count_cuts, fill_rows, remove_rows
 from pipeline.planning.lengths import weigh
 from pipeline.planning.patterns import Packed, Pattern, best_fit, count_rows, count_segments
-from pipeline.planning.tails import count_surplus, group_tails
 from pipeline.planning.vectors import best_fit_vectors
 
 # With "optimal", best fit packs the segments that the given patterns do not hold.
@@ -46,26 +45,25 @@ def pack(
     Buckets are filled from the longest to the shortest. Segments too long for any shorter bucket
     open rows, shorter segments fill these rows, and the rest go to the next shorter bucket. Then,
     from the shortest bucket to the longest, the emptiest rows are packed again into a longer
-    bucket: rows with much room, if that costs less, and surplus rows (too few for another batch, or
-    for tails). So at most one batch, of the longest bucket, is not full.
+    bucket: rows with much room, if that costs less, and surplus rows, too few for another batch. So
+    at most one batch, of the longest bucket, is not full.
 
     A limit on segments is one more side of vectors; for lengths only if that costs less.
 
     Args:
         counts: int64 [sizes], segments of each size; not changed. Index 0 is ignored.
-        buckets: ascending by length, with their tails; the last holds every segment.
+        buckets: ascending by length; the last holds every segment.
         sizes: the positions of each size, int64 [sizes, sides]; by default, a size is a length.
         costs: what a position of each side costs; 1 by default.
         max_segments: the most segments in one row.
-        surplus: for each length, the number of surplus rows, if later rows continue the batches.
+        surplus: for each bucket, the number of surplus rows, if later rows continue the batches.
             None: the number of rows that fill no batch.
         patterns: for each length, patterns to use first, whose segments `counts` includes.
-        used: the numbers of the lengths that may have rows; None for all.
-        fill: whether segments are cut to fill the rows of each length; see `fill_rows`. Rows of
+        used: the numbers of the buckets that may have rows; None for all.
+        fill: whether segments are cut to fill the rows of each bucket; see `fill_rows`. Rows of
             whole segments are used if they cost less, as they may with `max_segments`.
     """
-    groups = group_tails(buckets)
-    rooms = np.array([bucket.lengths for bucket, *_ in groups])
+    rooms = np.array([bucket.lengths for bucket in buckets])
     positions = np.arange(len(counts))[:, None] if sizes is None else sizes
     weights: Sequence[float] = costs or (1,) * positions.shape[1]
     fills, room_fills = weigh(positions, weights), weigh(rooms, weights)
@@ -99,7 +97,7 @@ def pack(
     placed, cost = place(search)
     filled: Packed | None = None
     if fill:
-        filled = _fill(placed, groups, len(counts), max_segments, surplus)
+        filled = _fill(placed, buckets, len(counts), max_segments, surplus)
         if max_segments is None:
             return filled
     if search is by_length and max_segments not in (None, 1):
@@ -123,7 +121,7 @@ def pack(
         if count_rows(repack(empty)) * prices[to] >= spare * prices[index]:
             spare = 0
         rows = count_rows(placed[index]) - spare
-        spare += surplus[index] if surplus else count_surplus(rows, groups[index])
+        spare += surplus[index] if surplus else rows % buckets[index].rows
         placed[index], moving = _split_surplus(placed[index], spare, max_segments)
         placed[to] += repack(moving)
     counts = counts.copy()
@@ -135,20 +133,19 @@ def pack(
 
 def _fill(
     placed: Sequence[Sequence[Pattern]],
-    groups: Sequence[Sequence[Bucket]],
+    buckets: Sequence[Bucket],
     sizes: int,
     max_segments: int | None,
     surplus: Sequence[int] | None,
 ) -> Packed:
-    """Fills the rows of each length with the documents in its patterns; arguments as for `pack`."""
+    """Fills the rows of each bucket with the documents in its patterns; arguments as for `pack`."""
     cuts, filled, number = Cuts(sizes), list[list[Pattern]](), 0
     documents = [count_segments(patterns, sizes) for patterns in placed]
-    for index, group in enumerate(groups):
-        length = group[0].length
-        chains = fill_rows(documents[index], length, cuts, max_segments)
-        if index + 1 < len(groups):
+    for index, bucket in enumerate(buckets):
+        chains = fill_rows(documents[index], bucket.length, cuts, max_segments)
+        if index + 1 < len(buckets):
             rows = sum(map(count_rows, chains))
-            many = surplus[index] if surplus else count_surplus(rows, group)
+            many = surplus[index] if surplus else rows % bucket.rows
             chains, moved = remove_rows(chains, many, cuts)
             documents[index] -= moved
             documents[index + 1] += moved

@@ -73,26 +73,22 @@ def count_steps(stages: Sequence[Stage], first: int, last: int) -> Counts:
             continue
         begun, over = map(stage.schedule.taken, (begin, end))
         rows, counts = (begun.rows, over.rows), (over.batches - begun.batches).tolist()
-        of_length = np.zeros((len(stage.options.groups), 1 + len(costs)))  # rows, real positions
+        of_bucket = np.zeros((len(counts), 1 + len(costs)))  # rows, real positions
         for number, stream in enumerate(stage.streams):
-            for which, leg in enumerate(stream.legs):
-                most = None if leg.repeats else leg.rows
+            for leg in stream.legs:
+                planned = leg.planned
+                most = None if planned.repeats else planned.rows
                 before, after = (np.clip(at[:, number] - leg.start, 0, most) for at in rows)
-                taken, layout = after - before, stream.plan_of(which).layout
-                real = layout.real.sum(axis=1) * (taken / np.maximum(leg.rows, 1))[:, None]
+                taken = after - before
+                share = taken / np.maximum(planned.rows, 1)
+                real = planned.layout.real.sum(axis=1) * share[:, None]
                 tokens[stream.name] += float(weigh(real.sum(axis=0), costs))
                 passes[stream.name] += float(taken.sum() / stream.whole.rows.sum())
-                of_length += np.column_stack([taken, real])
-        number_of = dict(zip(stage.options.buckets, counts, strict=True))
-        for bucket, number in number_of.items():
+                of_bucket += np.column_stack([taken, real])
+        for bucket, number, of_rows in zip(stage.options.buckets, counts, of_bucket, strict=True):
             if number:
-                buckets.setdefault(bucket, np.zeros(2 + len(costs)))[0] += number
-        for group, (taken, *real) in zip(stage.options.groups, of_length, strict=True):
-            fill, left = np.array(real) / max(taken, 1), taken
-            for bucket in group:  # only the last batch, which has the fewest rows, has empty rows
-                if filled := min(number_of[bucket] * bucket.rows, left):
-                    buckets[bucket][1:] += np.append(1, fill) * filled
-                left -= filled
+                found = buckets.setdefault(bucket, np.zeros(2 + len(costs)))
+                found += np.append(number, of_rows)
     in_order = sorted(buckets.items(), key=lambda item: item[0].order)
     return Counts(dict(in_order), tokens, passes, costs)
 
@@ -102,19 +98,17 @@ def count_losses(stage: Stage) -> dict[str, int]:
 
     `exclude` leaves out the "excluded"; "silent" ones have no loss, "empty" ones no position to
     train on, and "overlong" ones are longer than the longest bucket. "lost" is the number of
-    positions that these lose, "lost_loss" of those of them with loss, if the corpus has weights,
-    and "silent_pieces" are pieces of these that are left out, since they have no loss.
+    positions that these lose.
     """
-    found = np.zeros(7, np.int64)
+    found = np.zeros(5, np.int64)
     for stream in stage.streams:
         layout, silent = stream.whole.layout, stream.lengths.num_silent
         pieces, left_out = layout.pieces, stream.lengths.num_left_out
         overlong = len(pieces.overlong)
-        dropped = overlong if stage.options.overflow == "drop" else len(pieces.silent)
+        dropped = overlong * (stage.options.overflow == "drop")
         empty = int(layout.counts[0]) - dropped - left_out
-        of_pieces = overlong, pieces.lost, pieces.lost_loss, len(pieces.silent)
-        found += (left_out - silent, silent, empty, *of_pieces)
-    names = ("excluded", "silent", "empty", "overlong", "lost", "lost_loss", "silent_pieces")
+        found += (left_out - silent, silent, empty, overlong, pieces.lost)
+    names = ("excluded", "silent", "empty", "overlong", "lost")
     return dict(zip(names, found.tolist(), strict=True))
 
 
@@ -150,11 +144,9 @@ def _tabulate(stage: Stage, counts: Counts) -> list[str]:
         tokens = [f"{others[0]:,}"] * (not several)
         rows.append([name, f"{batches:,}", f"{filled:,}", *fills, *tokens])
     lines = [*text_table(rows), f"padding {counts.padding:.3%}"]
-    stream, losses = stage.streams[0], count_losses(stage)
+    losses = count_losses(stage)
     if stage.weights is not None:
         lines += _tabulate_corpora(stage, counts)
-    elif stream.solution is not None:
-        lines[-1] += f"; no packing can have less than {1 - stream.solution.bound:.3%}"
     if options.packing == "fill":
         lines.append(f"cut to fill rows: {counted(stage.cuts, 'example')}")
     for name, why in LEFT_OUT.items():
@@ -165,19 +157,15 @@ def _tabulate(stage: Stage, counts: Counts) -> list[str]:
         lines.append(
             f"{OVERFLOW[str(options.overflow)]}: {counted(losses['overlong'], 'example')} "
             f"longer than {longest}, {counted(losses['lost'], 'position')} lost"
-            + f", {losses['lost_loss']:,} of them with loss"
-            * bool(losses["lost_loss"])
         )
         if warning := warn_of_split(stage):
             lines.append(warning)
-    if losses["silent_pieces"]:
-        lines.append(f"left out: {counted(losses['silent_pieces'], 'piece')} of these without loss")
     return lines
 
 
 def warn_of_split(stage: Stage) -> str:
     """A sentence if a stage splits examples some of whose positions have no loss; "" if not."""
-    streams = [stream for stream in stage.streams if stream.lengths.weighted]
+    streams = [stream for stream in stage.streams if stream.lengths.partly_learnt]
     count = sum(len(stream.whole.layout.pieces.overlong) for stream in streams)
     if not count or stage.options.overflow != "split":
         return ""
@@ -213,5 +201,4 @@ def _tabulate_corpora(stage: Stage, counts: Counts) -> list[str]:
         cells = name, weight, f"{counts.shares[name]:.3%}", epochs, tokens
         rows.append([*cells, f"{len(stream.lengths):,}"])
     lines = text_table(rows)
-    how = "all its steps" if stage.end is not None else "steps until each has been through"
-    return [*lines, f"an epoch is {how}"]
+    return [*lines, "an epoch is steps until each has been through"]

@@ -10,7 +10,6 @@ from pipeline.planning.bucket import Bucket
 from pipeline.planning.order import Purpose, permutation, random_bits
 from pipeline.planning.patterns import Packed, count_segments
 from pipeline.planning.pieces import Pieces
-from pipeline.planning.tails import count_surplus
 
 # The most pieces in a block; and the fewest blocks, or parts of files, in a window, so that it
 # mixes pieces from all of the corpus.
@@ -27,7 +26,7 @@ class Layout:
     """Pieces divided into windows of about `window` pieces, each packed separately.
 
     `pack(counts, surplus=…)` packs the histogram of a window, as `cascade.pack`, into rows of
-    `groups`, which has the buckets of each length.
+    `buckets`.
 
     More pieces than one window holds are cut into blocks: runs of consecutive pieces, or files or
     large parts of files if those can be fetched one by one. Blocks are sorted by the mean key of
@@ -35,19 +34,18 @@ class Layout:
     random block of each stratum, so all windows have about the same lengths. Without a key of
     random bits, blocks stay in order.
 
-    Batches of a length continue from window to window, so only the last one could lack rows: rows
+    Batches of a bucket continue from window to window, so only the last one could lack rows: rows
     that fill no batch move to longer buckets, up to the longest.
 
     Attributes:
         pieces: the pieces.
         counts: int64 [keys], the pieces of each key.
-        rows: int64 [lengths, windows], the rows of each window.
-        real: float64 [lengths, windows, sides], the real positions in these rows, as the mean of
+        rows: int64 [buckets, windows], the rows of each window.
+        real: float64 [buckets, windows, sides], the real positions in these rows, as the mean of
             the pieces of each key.
-        rows_before: int64 [lengths], the rows before the first window, in the same chapter.
         most_pieces: the most pieces in a window.
-        most_segments: the most segments in a row of each length; at least 1.
-        most_continuations: the most continuations of groups in a row of each length.
+        most_segments: the most segments in a row of each bucket; at least 1.
+        most_continuations: the most continuations of groups in a row of each bucket.
         cuts: int64 [windows], the pieces that are cut to fill rows.
         files: for each window, the numbers of its files; None if windows are not made of files.
     """
@@ -56,23 +54,13 @@ class Layout:
         self,
         pieces: Pieces,
         pack: Callable[..., Packed],
-        groups: Sequence[Sequence[Bucket]],
+        buckets: Sequence[Bucket],
         *,
         key: int | None,
         window: int,
         files: np.ndarray | None = None,
-        rows_before: np.ndarray | None = None,
-        ends: bool = True,
     ):
-        """`rows_before`, for one window of a chapter; `ends` is whether the chapter ends with it.
-
-        None: they are all the windows of a pass.
-        """
         self.pieces, self._pack = pieces, pack
-        if of_chapter := rows_before is not None:
-            self.rows_before, window = rows_before, len(pieces)
-        else:
-            self.rows_before = np.zeros(len(groups), np.int64)
         self._edges, file_of_block, number = _cut_blocks(pieces, window, files)
         place = self._deal_blocks(number, key)
         blocks = np.split(place.argsort(kind="stable"), np.bincount(place).cumsum()[:-1])
@@ -83,34 +71,33 @@ class Layout:
         sizes = np.diff(self._edges)
         self.most_pieces = max(int(sizes[each].sum()) for each in self._blocks)
         self.counts = np.zeros(len(pieces.table), np.int64)
-        self.rows = np.zeros((len(groups), len(self)), np.int64)
+        self.rows = np.zeros((len(buckets), len(self)), np.int64)
         self.real = np.zeros((*self.rows.shape, pieces.table.shape[1]))
-        most_in_row = np.zeros((2, len(groups)), np.int64)  # segments and continuations
+        most_in_row = np.zeros((2, len(buckets)), np.int64)  # segments and continuations
         self.cuts = np.zeros(len(self), np.int64)
-        self._single = len(self) == 1 and not of_chapter  # `pack` then finds the surplus
-        self._surplus = np.zeros((len(self), len(groups)), np.int64)
+        self._surplus = np.zeros((len(self), len(buckets)), np.int64)
         self._packed: dict[int, Packed] = {}
 
         def measure(window: int, packed: Packed) -> None:
             self.cuts[window] = packed.num_cuts
-            for length, patterns in enumerate(packed.patterns):
+            for index, patterns in enumerate(packed.patterns):
                 real: Any = sum([pattern.fill * pattern.rows for pattern in patterns])
                 if pieces.align != 1 or self.real.shape[2] > 1:
                     real = count_segments(patterns, len(self.counts)) @ pieces.mean_positions
-                self.rows[length, window], self.real[length, window] = packed.rows(length), real
-                most = packed.most_in_row(length, pieces.most_continuations)
-                most_in_row[:, length] = np.maximum(most_in_row[:, length], most)
+                self.rows[index, window], self.real[index, window] = packed.rows(index), real
+                most = packed.most_in_row(index, pieces.most_continuations)
+                most_in_row[:, index] = np.maximum(most_in_row[:, index], most)
 
         for window in range(len(self)):
             counts = self._count(window)
             self.counts += counts
             measure(window, self.packed(window, counts))
-        for length, group in enumerate(groups[:-1] if ends and not self._single else ()):
-            every = int(self.rows_before[length] + self.rows[length].sum())
-            missing = count_surplus(every, group)
+        # Of a single window, `pack` finds the surplus.
+        for index, bucket in enumerate(buckets[:-1] if len(self) > 1 else ()):
+            missing = int(self.rows[index].sum()) % bucket.rows
             for window in reversed(range(len(self))):
-                if moved := min(missing, int(self.rows[length, window])):
-                    self._surplus[window, length], missing = moved, missing - moved
+                if moved := min(missing, int(self.rows[index, window])):
+                    self._surplus[window, index], missing = moved, missing - moved
                     self._packed.pop(window, None)
                     measure(window, self.packed(window))
         self.most_segments, self.most_continuations = most_in_row.tolist()
@@ -163,7 +150,7 @@ class Layout:
         if (found := self._packed.get(window)) is None:
             counts = self._count(window) if counts is None else counts.copy()
             counts[0] = 0
-            surplus = None if self._single else self._surplus[window].tolist()
+            surplus = self._surplus[window].tolist() if len(self) > 1 else None
             found = self._pack(counts, surplus=surplus)
             if len(self._packed) < KEPT:
                 self._packed[window] = found

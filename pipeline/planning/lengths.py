@@ -4,7 +4,6 @@ import functools
 import hashlib
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from fractions import Fraction
 from typing import Any, Protocol, SupportsIndex, runtime_checkable
 
 import numpy as np
@@ -32,12 +31,10 @@ class Corpus(Protocol):
       None.
     - `trees`: int64 [examples, 3], if some examples are groups, which are never split: for each,
       the positions of its longest path, its continuations, and its cost in attention; or None.
-    - `num_learnt`: the number of positions that carry loss.
     - `silent`: int64, the examples that have positions, but no loss; they are left out.
     - `side_names`, of several sides; `loss_side`, the number of the one with loss, or None; and
       `unpriced`, the names of sides whose cost must be given.
-    - `count_loss(examples, starts, sizes)`: the positions with loss in each of some pieces, or
-      None; pieces of overlong examples without loss are left out. With it comes `fingerprint`.
+    - `partly_learnt`: whether some positions may carry no loss.
     - `lengths_digest`: the `digest` of its lengths, so that they are not hashed again.
     - `cached_file(name, make)`: the content of a file beside it, stored as `make()` if missing.
     - `corpora`, if several act as one and number their examples consecutively: each by its name;
@@ -108,9 +105,9 @@ def take_first(given: Any, examples: int, *, several: bool = False) -> Any:
         )
     if isinstance(given, Mapping):
         return dict(zip(given, array[:examples].T, strict=True))
-    same = "cached_file", "count_loss", "fingerprint"
-    known = {name: getattr(given, name) for name in same if hasattr(given, name)}
-    begin = types.SimpleNamespace(lengths=array[:examples], **known)
+    begin = types.SimpleNamespace(lengths=array[:examples])
+    if hasattr(given, "partly_learnt"):
+        begin.partly_learnt = given.partly_learnt
     if (silent := getattr(given, "silent", None)) is not None:
         begin.silent = silent[: int(np.searchsorted(silent, examples))]
     if (files := getattr(given, "files", None)) is not None:
@@ -233,46 +230,9 @@ class Lengths:
         return len(np.intersect1d(getattr(self.given, "silent", NO_EXAMPLES), self.excluded))
 
     @property
-    def weighted(self) -> bool:
-        """Whether some positions may have no loss, and the corpus says which."""
-        count = getattr(self.given, "count_loss", None)
-        return count is not None and count(NO_EXAMPLES, NO_EXAMPLES, NO_EXAMPLES) is not None
-
-    def find_silent(self, pieces: np.ndarray, rest: np.ndarray) -> tuple[np.ndarray, int]:
-        """The numbers of those `pieces` that have no loss, and the positions with loss in `rest`.
-
-        Both are int64 [3, n]: examples, starts and sizes. Weights are read once: what they say is
-        stored beside the corpus.
-        """
-        count = self.given.count_loss
-
-        def make() -> bytes:
-            silent = np.flatnonzero(count(*pieces) == 0)
-            return np.append(count(*rest).sum(), silent).astype("<i8").tobytes()
-
-        sha = hashlib.sha256(self.given.fingerprint.encode())
-        sha.update(np.concatenate([pieces, rest], axis=1).astype("<i8").tobytes())
-        found = np.frombuffer(self.store(f"silent-{sha.hexdigest()[:16]}.int64", make), "<i8")
-        return found[1:].astype(np.int64), int(found[0])
-
-    @property
-    def loss_share(self) -> Fraction:
-        """The share of the positions of `loss_side` that carry loss, in examples that have any.
-
-        An error if the corpus has no record of it.
-        """
-        learnt = getattr(self.given, "num_learnt", None)
-        if not learnt:
-            raise InvalidValue(
-                f"by is 'loss', and {self.given!r:.60} does not say how many of its positions "
-                "carry loss; give corpora that were prepared with a template, or by='tokens'"
-            )
-        silent = getattr(self.given, "silent", NO_EXAMPLES)
-        every, without = (
-            int(each.reshape(-1, self.num_sides)[:, self.loss_side].sum(dtype=np.int64))
-            for each in (self.array, self.array[silent])
-        )
-        return Fraction(learnt, every - without)
+    def partly_learnt(self) -> bool:
+        """Whether some positions may carry no loss, and the corpus says so."""
+        return getattr(self.given, "partly_learnt", False)
 
     def count_by(self, unit: str, positions: Any, costs: Sequence[float], examples: int) -> int:
         """What some positions of each side, of so many examples, count in a unit of weights.
@@ -281,16 +241,9 @@ class Lengths:
         """
         if unit == "examples":
             return examples
-        if unit == "loss":
-            return round(positions[self.loss_side] * self.loss_share)
         if self.names in ((), PAIR[: self.num_sides]):
             return round(weigh(positions, costs))
         return round(positions[self.loss_side])
-
-    @property
-    def store(self) -> Callable[[str, Callable[[], bytes]], bytes]:
-        """`cached_file` of the corpus; for an array of lengths, nothing is stored."""
-        return getattr(self.given, "cached_file", lambda name, make: make())
 
     @property
     def included(self) -> np.ndarray:

@@ -17,7 +17,6 @@ from pipeline.planning.cascade import PACKINGS, Packing
 from pipeline.planning.gaps import check_fill
 from pipeline.planning.lengths import AnyLengths, Lengths
 from pipeline.planning.pieces import OVERFLOWS, Overflow, Pieces
-from pipeline.planning.tails import group_tails
 
 # The version of the planning algorithm. It goes up whenever a plan would change, so that a run
 # never continues from a checkpoint with other batches.
@@ -34,11 +33,8 @@ MOST_COST = 1e9  # of a position
 # An option that may differ between sides: a number, or numbers by name.
 BySide = float | Mapping[str, float]
 
-By = Literal["tokens", "examples", "loss"]
+By = Literal["tokens", "examples"]
 BY: tuple[By, ...] = get_args(By)
-
-Ending = Literal["repeat", "stop"]
-ENDINGS: tuple[Ending, ...] = get_args(Ending)
 
 
 def list_keywords(function: Callable) -> tuple[str, ...]:
@@ -71,11 +67,10 @@ class PlanOptions(PackingOptions, total=False):
     shuffle: bool
     tiers: int
     by: By
-    ending: Ending
 
 
 class Changes(PlanOptions, total=False):
-    """The options that `Plan.after` changes: all but `ending`."""
+    """The options that `Plan.after` changes."""
 
     buckets: Iterable[Bucket]
 
@@ -141,7 +136,6 @@ class Options:
     cost: Any = 1  # likewise
     tiers: int = 1
     by: By = "tokens"
-    ending: Ending = "repeat"
 
     def __post_init__(self) -> None:
         def put(name: str, value: Any) -> None:
@@ -187,12 +181,6 @@ class Options:
         if self.packing == "fill":
             check_fill(vectors=self.vectors, align=max(aligns))
         require_one_of("by", self.by, BY)
-        require_one_of("ending", self.ending, ENDINGS)
-
-    @property
-    def groups(self) -> tuple[tuple[Bucket, ...], ...]:
-        """The buckets of each length: the one that is packed, and its tails."""
-        return group_tails(self.buckets)
 
     @property
     def vectors(self) -> bool:
@@ -227,8 +215,7 @@ class Options:
 
     def change(self, **changes: Unpack[Changes]) -> "Options":
         """The options with some values replaced."""
-        names = [name for name in Changes.__annotations__ if name != "ending"]
-        names += ["weights", "lengths", "exclude"]
+        names = [*Changes.__annotations__, "weights", "lengths", "exclude"]
         for name in changes:
             if name not in names:
                 raise InvalidValue(

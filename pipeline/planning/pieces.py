@@ -48,9 +48,6 @@ class Pieces:
     Attributes:
         overlong: int64, the overlong examples, ascending.
         lost: positions of these that are in no piece; those of a side count with its cost.
-        silent: pieces of these without loss, whose key is 0, if the corpus has weights: int64
-            [pieces, 3], the example, the first position and the size, on the side with loss.
-        lost_loss: positions with loss that "truncate" loses, likewise.
         table: the units of each key, int64 [keys, sides]; ascending by the share of a row.
         max_position: the largest position of a piece in its example; -1 if there is none.
     """
@@ -71,8 +68,7 @@ class Pieces:
         self._drops = overflow == "drop"
         self.overlong, self._left_out = lengths_lib.NO_EXAMPLES, self._of.excluded
         self._times = lengths_lib.NO_EXAMPLES  # the later pieces of each overlong example
-        self.lost = self.lost_loss = 0
-        self.silent = np.zeros((0, 3), np.int64)
+        self.lost = 0
         longest = lengths.max(axis=0, initial=0)
         if np.any(longest > self._room):
             self._set_overlong(room, overflow)
@@ -84,9 +80,7 @@ class Pieces:
         else:
             longest = min(int(longest), room[0])
             if len(self._left_out):
-                firsts = max(int(sizes.max()) for _, sizes in self._chunks())
-                later = self._later[2].max(initial=0) if len(self.silent) else 0
-                longest = max(firsts, int(later))
+                longest = max(int(sizes.max()) for _, sizes in self._chunks())
             self.table = np.arange(int(self._units(longest)) + 1)[:, None]
         if trees is not None:  # the positions of a group are those of its longest path
             sizes = self._first_sizes(0, len(lengths))
@@ -94,9 +88,6 @@ class Pieces:
             longest = paths.max(initial=0)
         # Positions of a later piece continue those of the one before.
         last = lengths[self.overlong].max() if len(self._times) else 0
-        if len(self.silent):
-            _, start, size = self._later
-            last = (start + size).max(initial=0, where=size > 0)
         self.max_position = max(int(longest), int(last)) - 1
 
     def _set_overlong(self, room: tuple[int, ...], overflow: Overflow | None) -> None:
@@ -122,15 +113,10 @@ class Pieces:
         else:
             lost = (sizes - kept).reshape(len(sizes), -1).sum(axis=0)
             self.lost = round(lengths_lib.weigh(lost, self._costs))
-        if not self._drops and self._of.weighted:
-            self._leave_out_silent(kept)
 
     @functools.cached_property
     def _later(self) -> np.ndarray:
-        """The example, first position and size of each later piece: int64 [3, later pieces].
-
-        The size is 0 if the piece is in no row.
-        """
+        """The example, first position and size of each later piece: int64 [3, later pieces]."""
         examples, times = self.overlong, self._times
         if not len(times):
             return np.zeros((3, 0), np.int64)
@@ -144,24 +130,6 @@ class Pieces:
         """The number of each later piece: that of number `j`, of example `e`, is `e + j + 1`."""
         return self._later[0] + np.arange(self._later.shape[1]) + 1
 
-    def _leave_out_silent(self, kept: np.ndarray) -> None:
-        """Leaves out the pieces of overlong examples that have no loss, and counts lost loss.
-
-        `kept` has the sizes of their first pieces.
-        """
-        examples = self.overlong
-        first, whole = (
-            np.reshape(each, (len(examples), -1))[:, self._of.loss_side]
-            for each in (kept, self._lengths[examples])
-        )
-        pieces = np.concatenate([[examples, 0 * examples, first], self._later], axis=1)
-        rest = np.stack([examples, first, (whole - first) * (len(self._times) == 0)])
-        silent, self.lost_loss = self._of.find_silent(pieces, rest)
-        self.silent = pieces[:, silent].T
-        is_first = silent < len(examples)
-        self._left_out = np.union1d(self._left_out, examples[silent[is_first]])
-        self._later[2, silent[~is_first] - len(examples)] = 0
-
     @property
     def _lengths(self) -> np.ndarray:
         return self._of.array
@@ -172,12 +140,12 @@ class Pieces:
         return self._of.trees
 
     def __len__(self) -> int:
-        return len(self._lengths) + int(self._times.sum())
+        return len(self._lengths) + self.num_later
 
     @property
     def num_later(self) -> int:
-        """The number of later pieces of split examples that are in a row."""
-        return int(np.count_nonzero(self._later[2]))
+        """The number of later pieces of split examples."""
+        return int(self._times.sum())
 
     def _first_sizes(self, begin: int, end: int) -> np.ndarray:
         """The sizes of the first pieces of the examples `begin` to `end`; may share their memory.
@@ -228,8 +196,6 @@ class Pieces:
             last = self._lengths[self.overlong] - self._times * self._room
             counts[self._units(self._room)] += (self._times - 1).sum()
             np.add.at(counts, self._units(last), 1)
-            silent = self.silent[self.silent[:, 1] > 0, 2]
-            np.subtract.at(counts, self._units(silent), 1)
         counts[0] = 0
         return counts
 

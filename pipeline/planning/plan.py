@@ -1,6 +1,7 @@
 """The plan: for each global step, the bucket and the segments of each of its rows."""
 
 import functools
+import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
@@ -9,7 +10,6 @@ from typing import Any, Unpack
 import numpy as np
 
 from pipeline.errors import (
-    InvalidState,
     InvalidType,
     InvalidValue,
     OutOfRange,
@@ -63,30 +63,20 @@ class Plan:
     >>> [plan.batch(step).sources for step in (0, 1)]
     [{'code': 16, 'prose': 16}, {'code': 16, 'prose': 16}]
 
-    A corpus may still grow. Its examples are then planned in windows, in the order in which they
-    are sealed, and a step waits until its rows are; so a batch is the same at any time. Once the
-    corpus is finished, later epochs are those of the entire corpus.
-
     Args:
         lengths: positions of each example: an integer array `[n]`, or `[n, sides]` (for pairs
-            inputs and targets), or a dict of one array `[n]` for each side; or a corpus; or
-            `corpus.log` of one that grows. With `weights`, several of these by name, or `Corpora`;
-            examples are numbered consecutively over all corpora. If one grows, those of corpus
-            number `n` are numbered from `n · 2**40` on. Examples whose lengths are all 0 are left
-            out.
+            inputs and targets), or a dict of one array `[n]` for each side; or a corpus. With
+            `weights`, several of these by name, or `Corpora`; examples are numbered consecutively
+            over all corpora. Examples whose lengths are all 0 are left out.
         buckets: the batch shapes, ascending by length; with several sides, ascending by the sum of
-            the lengths, and the last is the longest on all. After a bucket may come its tails, as
-            `Bucket` describes them (not with `weights`): the last rows of an epoch use those that
-            leave the fewest empty rows, and then the fewest batches.
+            the lengths, and the last is the longest on all.
         weights: the weight of each corpus by name, in any unit; or phases `[(0, {…}), (2000, {…})]`
             of first steps and weights, which do not begin within a block of `tiers` steps. A corpus
             may join at a later phase; it then comes after the others. Default None: one corpus,
             each example once per epoch.
-        by: the unit of weights: "tokens" (real positions; default), "examples", or "loss"
-            (positions that carry loss, for corpora that say how many do). Of sides other than
-            inputs and targets, the one that carries the loss counts.
-        ending: what to do when one of several corpora ends. "repeat" (default) repeats it for ever,
-            reshuffled; "stop" ends the plan before the first step that the corpus cannot fill.
+        by: the unit of weights: "tokens" (real positions; default) or "examples". Of sides other
+            than inputs and targets, tokens of the one that carries the loss count. A corpus that
+            ends is repeated, reshuffled; see `first_repeat`.
         seed: the seed of every shuffle, 0 ≤ seed < 2**63; default 0.
         shuffle: whether each epoch shuffles examples, rows, batches and buckets again; default
             True. False makes every epoch the same (but for rows that `tiers` deal to other steps),
@@ -121,7 +111,6 @@ class Plan:
     Attributes:
         stages: the options and the schedule, from a first step on; one more for each change.
         first: the first step that it has: 0, or that of `onward`.
-        parts: the sealed parts of each corpus that grows or has grown, by name.
 
     Raises:
         ValueError: an argument is not as above, or no example has a position to train on.
@@ -152,11 +141,6 @@ class Plan:
     def _set(self, stages: Iterable[Stage], first: int = 0) -> None:
         self.stages, self.first = tuple(stages), first
         self._starts = [stage.start for stage in self.stages]
-        if self.stages[-1].end == 0:
-            raise InvalidValue(
-                "the plan has no step: a corpus cannot fill its share of even one batch. Use "
-                "ending='repeat', smaller batches, or another weight"
-            )
 
     @classmethod
     def from_stages(cls, stages: Iterable[Stage], first: int) -> "Plan":
@@ -170,7 +154,7 @@ class Plan:
 
         Raises:
             TypeError: `step` is not a whole number.
-            IndexError: `step` is negative, before those of `onward`, or the plan has ended.
+            IndexError: `step` is negative or before those of `onward`.
         """
         return self.stage_at(step := require_index(step)).assembly.batch(step)
 
@@ -203,18 +187,17 @@ class Plan:
             lengths: the lengths of all examples, in the same order with new ones after them; or a
                 corpus with them, such as `Corpora` of the present one and others. New examples join
                 the epoch in progress. With several corpora: all corpora, new ones at the end.
-                Default None: no new examples. Not while a corpus grows, nor `exclude`.
+                Default None: no new examples.
             exclude: more examples to leave out from `step` on: their numbers; or a function of
                 the corpus (for an array, of the lengths) that returns numbers, or a bool for each
                 example.
             weights: with several corpora, the weights by name from `step` on; later phases are
                 removed. Default None: the present weights and later phases.
-            **changes: `buckets`, and any other keyword of `Plan` except `ending`. The rest of the
-                epoch is planned again even if a value stays the same.
+            **changes: `buckets`, and any other keyword of `Plan`. The rest of the epoch is planned
+                again even if a value stays the same.
 
         Raises:
-            ValueError: an argument is not as above, the plan ends before `step`, or `Plan` raises
-                it.
+            ValueError: an argument is not as above, or `Plan` raises it.
         """
         step = require_whole("step", step, 0)
         check_first(step, self.first)
@@ -226,10 +209,6 @@ class Plan:
                 f"{fixed[-1].start:,}; give that step or a later one"
             )
         last = past[-1]
-        if last.end is not None and step > last.end:
-            raise InvalidValue(
-                f"step is {step:,}, and the plan ends after {last.end:,} steps; give one of these"
-            )
         following = last.change(step, lengths=lengths, exclude=exclude, weights=weights, **changes)
         if last.weights is not None and not following.changes:
             return self
@@ -272,7 +251,7 @@ class Plan:
     def next_block(self, step: int) -> int:
         """The first step from `step` on at which the plan can change; without tiers, `step`."""
         step = require_whole("step", step, 0)
-        block = self.last_stage(step).block(step)
+        block = self.last_stage(step).assembly.block(step)
         return step if block.start == step else block.stop
 
     def onward(self, step: int) -> "Plan":
@@ -288,33 +267,13 @@ class Plan:
     def stage_at(self, step: int) -> Stage:
         """The stage of a step; an error if the plan does not have it."""
         check_first(step, self.first)
-        stage = self.last_stage(step)
-        if stage.end is not None and step >= stage.end:
-            raise OutOfRange(f"step is {step:,}, and this plan ends after {stage.end:,} steps")
-        return stage
+        return self.last_stage(step)
 
     def streams_of(self, corpus: int, step: int | None = None) -> list[Stream]:
         """The streams of a corpus, by its number, of the stages that begin before a step."""
         stages = [each for each in self.stages if step is None or each.start < max(step, 1)]
         every = [each.streams[corpus] for each in stages if corpus < len(each.members)]
         return list(dict.fromkeys(every))  # some stages share one
-
-    # ---- corpora that grow
-
-    @functools.cached_property
-    def parts(self) -> dict[str, Any]:
-        """The sealed parts of each corpus that grows or has grown, by name."""
-        each = self.stages[0].members.items()
-        return {name: lengths.parts for name, lengths in each if lengths.grows}
-
-    @property
-    def follows(self) -> bool:
-        """Whether some of the plan's corpora grow."""
-        return bool(self.parts)
-
-    def become(self, plan: "Plan") -> None:
-        """Takes over the stages and steps of another plan: whoever has this one goes on with it."""
-        self._set(plan.stages, plan.first)
 
     # ---- the data state and the history of a run
 
@@ -364,24 +323,8 @@ class Plan:
 
     # ---- epochs
 
-    @property
-    def finite(self) -> bool:
-        """Whether the plan has a last step; it then has one epoch."""
-        return self.stages[-1].end is not None
-
     def first_step(self, epoch: int) -> int:
-        """The first step of an epoch. If the plan ends, epoch 1 begins after its last step.
-
-        Raises:
-            RuntimeError: a corpus grows, and the epoch is not the first.
-        """
-        if self.follows and epoch == 0:
-            return 0
-        if self.follows:
-            raise InvalidState(
-                "the corpus grows, so its number of batches is not known yet; once it is finished, "
-                "open it without follow=True"
-            )
+        """The first step of an epoch."""
         begun = [stage.schedule.epoch_of(stage.start) for stage in self.stages]
         number = max(bisect_left(begun, epoch) - 1, 0)
         step = self.stages[number].schedule.first_step(epoch)
@@ -391,7 +334,6 @@ class Plan:
     def first_whole_epoch(self) -> int:
         """The first epoch that begins in the last stage."""
         stage = self.stages[-1]
-        self.first_step(int(self.follows))  # an error if it is not known
         epoch = stage.schedule.epoch_of(stage.start)
         return epoch + (self.first_step(epoch) < stage.start)
 
@@ -401,6 +343,21 @@ class Plan:
         Of several corpora, an epoch ends when each one with a weight has had an epoch of its own.
         """
         return self.first_step(epoch + 1) - self.first_step(epoch)
+
+    def first_repeat(self) -> int:
+        """The first step with rows that their corpus had before: so many steps repeat nothing.
+
+        With `tiers`, the first of the steps that share these rows.
+
+        >>> plan = Plan({"a": [4, 4, 4], "b": [4]}, [Bucket(1, 4)], weights={"a": 1, "b": 1})
+        >>> [plan.batch(step).segments[0, 1].item() for step in range(plan.first_repeat() + 1)]
+        [2, 3, 0, 3]
+        """
+        for stage, following in itertools.zip_longest(self.stages, self._starts[1:]):
+            step = stage.assembly.block(stage.schedule.first_repeat()).start
+            if following is None or step < following:
+                return step
+        raise AssertionError("whole epochs of the last stage repeat")
 
     @property
     def epoch_steps(self) -> tuple[int, int]:
@@ -450,12 +407,10 @@ class Plan:
         """Batches of each bucket in an epoch; 0 for a bucket that no step has.
 
         If the plan changes: in all steps up to the end of the first whole epoch of the last stage,
-        and 1 for a bucket that only later steps have. If a corpus grows, 1 for each bucket.
+        and 1 for a bucket that only later steps have.
         """
-        if self.follows:
-            return dict.fromkeys(self.buckets, 1)
         last = self.stages[-1]
-        end = last.end or self.first_step(self.first_whole_epoch + 1)
+        end = self.first_step(self.first_whole_epoch + 1)
         counts = self.count(self.first, end).batches
         used = {last.options.buckets[number] for number in last.schedule.repeated}
         every = (bucket for stage in self.stages for bucket in stage.options.buckets)
@@ -468,7 +423,7 @@ class Plan:
         Of equal lengths, those with more rows come first.
         """
         every = {bucket for stage in self.stages for bucket in stage.options.buckets}
-        if not self.follows and (self.first or len(self.stages) > 1):
+        if self.first or len(self.stages) > 1:
             every = {bucket for bucket, number in self.batches_per_bucket.items() if number}
         return tuple(sorted(every, key=lambda bucket: bucket.order))
 
@@ -483,17 +438,10 @@ class Plan:
     def _most_in_row(self, name: str) -> dict[Bucket, int]:
         most = {bucket: 1 for stage in self.stages for bucket in stage.options.buckets}
         for stage in self.stages:
-            if stage.grows:  # one for each `align` columns
-                for bucket in stage.options.buckets:
-                    room = sum(stage.options.in_units(bucket).lengths)
-                    room = min(room, stage.options.max_segments or room)
-                    most[bucket] = max(most[bucket], room)
-                continue
-            for found in (leg.planned for stream in stage.streams for leg in stream.legs):
-                assert found is not None, "only streams that grow have windows"
-                numbers = getattr(found.layout, name)
-                for group, number in zip(stage.options.groups, numbers, strict=True):
-                    most |= {bucket: max(most[bucket], number) for bucket in group}
+            for leg in (leg for stream in stage.streams for leg in stream.legs):
+                numbers = getattr(leg.planned.layout, name)
+                for bucket, number in zip(stage.options.buckets, numbers, strict=True):
+                    most[bucket] = max(most[bucket], number)
         return most
 
     @property
@@ -523,26 +471,18 @@ class Plan:
         return f"Plan(buckets={self.buckets}, fingerprint={self.fingerprint!r})"
 
     def __str__(self) -> str:
-        if self.follows:
-            buckets = ", ".join(map(str, self.buckets))
-            return (
-                f"a plan of a corpus that grows, in windows of up to {self.options.window:,} "
-                f"pieces; buckets {buckets}"
-            )
         return describe(self.stages, self.count(*self.epoch_steps))
 
 
 def _add_phases(
     stages: list[Stage], phases: Iterable[tuple[int, Mapping[str, Fraction]]], given: Any
 ) -> list[Stage]:
-    """Adds to `stages` a stage for each phase of weights, up to the end of the plan.
+    """Adds to `stages` a stage for each phase of weights.
 
     `given` are all corpora, with those that join at a phase.
     """
     for start, shares in phases:
         last = stages[-1]
-        if last.end is not None and last.end <= start:
-            break
         joined = select_corpora(given, shares) if len(shares) > len(last.members) else None
         stages.append(last.change(start, lengths=joined, weights=shares))
     return stages

@@ -14,7 +14,6 @@ from pipeline.planning.bucket import Bucket
 from pipeline.planning.cascade import pack
 from pipeline.planning.lengths import weigh
 from pipeline.planning.options import Options
-from pipeline.planning.tails import count_batches
 
 # More than SIZES different lengths become CELLS sizes with about equal numbers of positions.
 SIZES, CELLS = 1_000, 600
@@ -99,7 +98,7 @@ class Stock:
         )
         rows = [packed.rows(index) for index in range(len(buckets))]
         found: tuple[float, ...] = tuple(
-            each * self.scale / bucket.rows if several else count_batches(each, (bucket,))[0]
+            each * self.scale / bucket.rows if several else -(-each // bucket.rows)
             for each, bucket in zip(rows, buckets, strict=True)
         )
         self._batches[buckets] = found

@@ -1,28 +1,22 @@
-"""Streams: a stream is one corpus under given options, as endless rows of each length.
+"""Streams: a stream is one corpus under given options, as endless rows of each bucket.
 
-A stream is a list of legs. A leg takes the rows of a pass: once for the rest of epochs in progress
-after options change, once for each window of a corpus that grows, and for ever for whole epochs,
-which are the last leg. A pass takes the rows of a layout window by window, in a seeded order.
-
-Here, `length` is the number of a length, whose bucket and tails take the same rows.
+A stream has one or two legs. If options changed, the first leg takes the rest of the epochs in
+progress, once. The last leg takes whole epochs for ever. A leg takes the rows of a pass, and a pass
+takes the rows of a layout window by window, in a seeded order.
 """
 
-import bisect
 import dataclasses
 import functools
 import types
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from pipeline.errors import InvalidValue
-from pipeline.fs.fork import Handles
-from pipeline.planning import growing
 from pipeline.planning.cache import WindowCache
 from pipeline.planning.cascade import pack
 from pipeline.planning.gaps import check_fill
-from pipeline.planning.growing import Place, cut_parts, find_window
 from pipeline.planning.layout import Layout, WindowRows, lay_out
 from pipeline.planning.lengths import NO_EXAMPLES, Lengths, digest
 from pipeline.planning.options import Options
@@ -34,15 +28,12 @@ from pipeline.planning.order import (
     random_key,
     sort_by_group,
 )
-from pipeline.planning.patterns import Packed
 from pipeline.planning.pieces import (
     Pieces,
     as_spans,
     file_runs,
     merge_spans,
 )
-from pipeline.planning.solution import Solution, load_solution
-from pipeline.planning.tails import group_tails
 
 # The orders of windows that a pass keeps: readers are in up to two epochs at a time.
 ORDERS = 4
@@ -50,7 +41,7 @@ ORDERS = 4
 
 @dataclasses.dataclass
 class Rows:
-    """Consecutive rows of a stream, of one length and in one window."""
+    """Consecutive rows of a stream, of one bucket and in one window."""
 
     of_pass: "Pass"
     epoch: int
@@ -73,7 +64,7 @@ class Rows:
         """
         times, pieces, parts = self.in_window.take(self.begin, self.end, order)
         spans = self.of_pass.as_spans(self.epoch, pieces, parts)
-        spans[:, 1] += self.of_pass.of_plan
+        spans[:, 1] += self.of_pass.first
         return times, spans
 
 
@@ -82,57 +73,58 @@ class Pass:
 
     Attributes:
         layout: the windows and their rows.
-        first: the number in the corpus of the first of its examples.
-        of_plan: the number in the plan of the first example of the corpus.
+        first: the number in the plan of the first example of the corpus.
         repeats: whether whole epochs follow each other for ever.
-        rows: int64 [lengths], the rows of one repetition.
-        size: what these rows count in the unit of weights.
-        solution: the patterns of its rows with packing="optimal"; else None.
+        rows: int64 [buckets], the rows of one repetition.
+        size: what these rows count in the unit of weights, at least 1.
     """
 
     def __init__(
         self,
         stream: "Stream",
         pieces: Pieces,
-        *names: object,
-        first: int = 0,
+        number: int,
         used: Sequence[int] | None = None,
         spans: np.ndarray | None = None,
-        rows_before: np.ndarray | None = None,
-        ends: bool = True,
     ):
-        """`names` select its random bits; `first` is its first example in the corpus.
+        """`number` counts earlier streams of the corpus, and `used` is as for `pack`.
 
-        `used` is as for `pack`, and `rows_before` and `ends` as for `Layout`. The pieces are cut
-        from `spans`, as for `merge_spans`; None: from whole examples.
+        The pieces are cut from `spans`, as for `merge_spans`; None: from whole examples.
         """
         options, files, runs = stream.options, stream.lengths.files, None
-        key = random_key(options.seed, stream.name, *names)
-        pack_window, self.solution = _make_packer(stream, pieces, used)
+        self.repeats = spans is None
+        key = random_key(options.seed, stream.name, number, self.repeats)
+        pack_window = functools.partial(
+            pack,
+            buckets=tuple(map(options.in_units, options.buckets)),
+            max_segments=1 if options.packing == "none" else options.max_segments,
+            used=used,
+            sizes=pieces.table,
+            costs=options.costs,
+            fill=options.packing == "fill",
+        )
         if files is not None and spans is not None:
             runs, files = file_runs(spans, files)
         self.layout = layout = Layout(
             pieces,
             pack_window,
-            options.groups,
+            options.buckets,
             key=key if options.shuffle else None,
             window=options.window,
             files=files,
-            rows_before=rows_before,
-            ends=ends,
         )
-        self.first, self.of_plan = first, stream.first
+        self.first = stream.first
         # The epoch, example and first position of each span; None: pieces are of whole examples.
         self._spans = None if spans is None else [_compact(column) for column in spans[:, :3].T]
-        self.repeats = spans is None and rows_before is None
         self._shuffle, self._by_row, self._cache = options.shuffle, stream.mixed, stream.cache
-        self._rows_per_batch = [bucket.rows for bucket, *_ in options.groups]
+        self._rows_per_batch = [bucket.rows for bucket in options.buckets]
         self._bits = functools.partial(random_bits, key)
         self.rows = layout.rows.sum(axis=1)
         real, examples = layout.real.sum(axis=(0, 1)), int(layout.counts[1:].sum())
-        self.size = stream.lengths.count_by(
+        size = stream.lengths.count_by(
             options.by, real.tolist(), options.costs, examples - pieces.num_later
         )
+        self.size = max(size, 1)
         self._files = layout.files
         if layout.files is not None and runs is not None:
             self._files = [np.unique(runs[of_window]) for of_window in layout.files]
@@ -151,9 +143,9 @@ class Pass:
         return (live + 2) * self.layout.most_pieces
 
     def order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """The windows in their order in an epoch, and the rows of each length before each one.
+        """The windows in their order in an epoch, and the rows of each bucket before each one.
 
-        int64 [windows] and [lengths, windows + 1], which ends with all rows.
+        int64 [windows] and [buckets, windows + 1], which ends with all rows.
         """
         epoch = epoch if self._shuffle else 0
         if (found := self._orders.get(epoch)) is None:
@@ -166,16 +158,16 @@ class Pass:
                 self._orders.pop(oldest, None)
         return found
 
-    def take(self, epoch: int, length: int, first: int, count: int) -> Rows:
+    def take(self, epoch: int, bucket: int, first: int, count: int) -> Rows:
         """Up to `count` rows from row `first` of an epoch on: those that are in one window.
 
         Once half of a window is taken, the next one is filled in the background.
         """
         windows, edges = self.order(epoch)
-        place = int(edges[length].searchsorted(first, side="right")) - 1
-        begin, end = edges[length, place : place + 2].tolist()
+        place = int(edges[bucket].searchsorted(first, side="right")) - 1
+        begin, end = edges[bucket, place : place + 2].tolist()
         last = min(first + count, end)
-        filled = self._window(self._cache.get, epoch, place)[length]
+        filled = self._window(self._cache.get, epoch, place)[bucket]
         if 2 * (last - begin) > end - begin:
             more, following = divmod(place + 1, len(windows))
             if not more or self.repeats:
@@ -183,7 +175,7 @@ class Pass:
         return Rows(self, epoch, filled, first - begin, last - begin)
 
     def _window(self, get: Callable, epoch: int, place: int) -> Any:
-        """The rows of each length in the window at `place` in an epoch's order, from the cache."""
+        """The rows of each bucket in the window at `place` in an epoch's order, from the cache."""
         epoch = epoch if self._shuffle else 0
         # The key has no pass, as that refers to the cache: so an unused plan is freed at once.
         key = self.layout, epoch, place
@@ -203,19 +195,18 @@ class Pass:
         if len(layout.pieces) < 1 << 32:
             pieces = pieces.astype(np.uint32)
 
-        def order_rows(length: int, segments: np.ndarray, first_pieces: np.ndarray) -> np.ndarray:
+        def order_rows(bucket: int, segments: np.ndarray, first_pieces: np.ndarray) -> np.ndarray:
             if not self._shuffle:
                 return sort_by_group(first_pieces, None)
-            rows = self._rows_per_batch[length]
-            before = int(edges[length, place] + layout.rows_before[length])
-            missing = -before % rows  # in a batch that has begun
-            of_length = functools.partial(draw, bucket=length)
-            return deal(segments, None if self._by_row else rows, of_length, missing)
+            rows = self._rows_per_batch[bucket]
+            missing = -int(edges[bucket, place]) % rows  # in a batch that has begun
+            of_bucket = functools.partial(draw, bucket=bucket)
+            return deal(segments, None if self._by_row else rows, of_bucket, missing)
 
         return lay_out(layout.packed(window), pieces, layout.pieces, order_rows)
 
     def rest(self, epoch: int, rows_before: np.ndarray) -> np.ndarray:
-        """The spans that remain of an epoch after some rows of each length.
+        """The spans that remain of an epoch after some rows of each bucket.
 
         Fills only windows of which some rows, but not all, were taken.
         """
@@ -229,9 +220,9 @@ class Pass:
             if untouched[place]:
                 found.append(self.layout.pieces_in(int(windows[place])))
                 continue
-            for length, filled in enumerate(self._window(self._cache.get, epoch, place)):
+            for bucket, filled in enumerate(self._window(self._cache.get, epoch, place)):
                 rows = len(filled.costs)
-                first = min(max(int(rows_before[length] - begins[length, place]), 0), rows)
+                first = min(max(int(rows_before[bucket] - begins[bucket, place]), 0), rows)
                 _, pieces, parts = filled.take(first, rows)
                 if parts is not None:
                     is_part = parts[1] != self.layout.pieces.locate(pieces)[2][:, 0]
@@ -249,7 +240,7 @@ class Pass:
         if parts is not None:
             starts, sizes = starts + parts[0], parts[1, :, None]
         if self._spans is None:
-            return as_spans(epoch, numbers + self.first if self.first else numbers, starts, sizes)
+            return as_spans(epoch, numbers, starts, sizes)
         epochs, examples, first = (column[numbers * (len(column) > 1)] for column in self._spans)
         return as_spans(epochs, examples, first + starts, sizes)
 
@@ -261,50 +252,28 @@ class Pass:
         return [None if files is None else files[window] for window in windows[place:].tolist()]
 
 
-class Chapter(NamedTuple):
-    """Some legs of a stream in a row: a run that resumes in one of them plans all of them anew."""
-
-    number: int  # of its first leg
-    start: np.ndarray  # int64 [lengths], the rows of the stream before it
-    place: Place  # for a corpus that grows, the place before its first window
-    has_rest: bool = False  # whether it begins with the rest of epochs in progress
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Leg:
-    """A pass as the schedule sees it: rows of a stream that are taken once, or again and again."""
+    """The rows of a pass as rows of a stream: once, or again and again if the pass repeats."""
 
-    start: np.ndarray  # int64 [lengths], the rows of the stream before it
-    rows: np.ndarray  # int64 [lengths], its rows; if it repeats, those of each time
-    size: int  # what these rows count in the unit of weights, at least 1
+    planned: Pass
     epoch: int  # of its first row
-    # Before and after the parts of the window of a corpus that grows; else the same place twice.
-    places: tuple[Place, Place]
-    repeats: bool = False  # for whole epochs; the stream's last leg does
-    ends: bool = False  # whether its last batches are short; else rows of the next leg fill them
-    planned: Pass | None = None  # None for a window, whose pass is made when it is needed
-
-    @property
-    def end(self) -> np.ndarray:
-        """The rows of the stream up to its end, at its first time: int64 [lengths]."""
-        return self.start + self.rows
+    start: np.ndarray  # int64 [buckets], the rows of the stream before it
 
 
-class Stream(Handles):
-    """The rows of one corpus, leg after leg, by random access.
+class Stream:
+    """The rows of one corpus, by random access.
 
     A plan of several streams takes single rows: their `options` have buckets of one row. Otherwise
-    it takes full batches, and rows that fill none move to a longer bucket. The stream of a corpus
-    that grows gains a leg for each window, and waits for its parts.
+    it takes full batches, and rows that fill none move to a longer bucket.
 
     Attributes:
-        lengths: the lengths of the corpus; of one that grows, none until it is finished.
+        lengths: the lengths of the corpus.
         name: the name of the corpus.
         mixed: whether the plan has several streams, or one with a weight; they have names.
         first: the number of its first example in the plan.
-        parts: the sealed parts of a corpus that grows; None for others.
-        begin: the place where the windows of a corpus that grows begin.
-        legs: the legs that are known by now.
+        legs: the rest of epochs in progress, if there is one, then whole epochs.
+        whole: the pass of whole epochs.
         epoch: the number of the first whole epoch.
         open_epochs: the earlier epochs of which positions remained.
         lost: spans of open epochs that are in no row: of examples left out, or overlong.
@@ -321,25 +290,23 @@ class Stream(Handles):
         number: int = 0,
         epoch: int = 0,
         rest: np.ndarray | None = None,
-        begin: Place | None = None,
     ):
         """`number` counts earlier streams of the corpus; `rest` has spans of open epochs."""
-        self.options, self.cache, self.name, self.first = options, cache, name, first
-        self._number, self.epoch, self.mixed = number, epoch, bool(name)
+        self.lengths, self.options, self.cache = corpus, options, cache
+        self.name, self.mixed, self.first = name, bool(name), first
+        self._number, self.epoch = number, epoch
         self.open_epochs: tuple[int, ...] = ()
         self.lost = np.zeros((0, 3 + len(options.buckets[-1].lengths)), np.int64)
+        self.whole = self._plan_whole()
         self.legs: tuple[Leg, ...] = ()
-        self.lengths, self.parts, self.begin = corpus, corpus.parts, begin or Place()
-        if self.parts is None:
-            self._plan_whole()
-        if rest is not None and len(rest):
-            self._plan_rest(rest)
-        self.__setstate__({})
-        if self.parts is None:
-            self.legs = (*self.legs, self._repeat_whole())
+        start = np.zeros(len(options.buckets), np.int64)
+        resumed = None if rest is None or not len(rest) else self._plan_rest(rest)
+        if resumed is not None:
+            self.legs, start = (Leg(*resumed, start),), resumed[0].rows
+        self.legs = (*self.legs, Leg(self.whole, epoch, start))
 
-    def _plan_whole(self) -> None:
-        """Makes the pass of whole epochs, `whole`."""
+    def _plan_whole(self) -> Pass:
+        """The pass of whole epochs."""
         lengths, longest = self.lengths, self.options.buckets[-1]
         if lengths.num_sides != len(longest.lengths) or lengths.names not in ((), longest.names):
             named = f" of {', '.join(lengths.names)}" if lengths.names else ""
@@ -358,14 +325,10 @@ class Stream(Handles):
                 "example needs at least two tokens, and overflow='drop' leaves out those longer "
                 f"than the longest bucket ({longest.length})"
             )
-        self.whole = Pass(self, pieces, self._number, True)
+        return Pass(self, pieces, self._number)
 
-    def _repeat_whole(self) -> Leg:
-        """The last leg: whole epochs."""
-        return self._leg_of(self.whole, self.epoch, repeats=True, ends=not self.mixed)
-
-    def _plan_rest(self, spans: np.ndarray) -> None:
-        """Puts a leg for the rest of open epochs first, if the rest has a position."""
+    def _plan_rest(self, spans: np.ndarray) -> tuple[Pass, int] | None:
+        """The pass of the rest of open epochs, and the first of them; None without a position."""
         self.open_epochs = tuple(np.unique(spans[:, 0]).tolist())
         if len(self.lengths.excluded):
             stays = ~np.isin(spans[:, 1], self.lengths.excluded)
@@ -380,29 +343,17 @@ class Stream(Handles):
             lost[:, 2] += sizes[:, 0]
         self.lost = np.concatenate([self.lost, lost[lost[:, 3:].any(axis=1)]])
         if len(pieces.table) == 1:
-            return
-        grows = self.parts is not None
-        planned = Pass(
-            self,
-            pieces,
-            self._number,
-            False,
-            used=used,
-            spans=spans,
-            rows_before=self._chapter_after(()).start if grows else None,
-            ends=not grows,  # else windows follow in the chapter, and fill its last batches
-        )
-        epoch, ends = int(spans[:, 0].min()), not self.mixed and not grows
-        self.legs = (self._leg_of(planned, epoch, ends=ends),)
+            return None
+        return Pass(self, pieces, self._number, used, spans), int(spans[:, 0].min())
 
     def _cut_rest(
         self, lengths: np.ndarray, trees: np.ndarray | None
     ) -> tuple[Pieces, Sequence[int] | None]:
-        """The pieces of spans of these lengths, and the lengths of their rows, as for `pack`."""
+        """The pieces of spans of these lengths, and the buckets of their rows, as for `pack`."""
         pieces = self.options.cut(self._as_lengths(lengths, trees))
-        if not self.mixed or self.parts is not None:
+        if not self.mixed:
             return pieces, None
-        # Only lengths that have rows in whole epochs, which follow. A span that they do not hold is
+        # Only buckets that have rows in whole epochs, which follow. A span that they do not hold is
         # split; an example of several sides or a group cannot be split and is dropped.
         used = np.flatnonzero(self.whole.rows).tolist()
         buckets = [self.options.buckets[number] for number in used]
@@ -422,19 +373,11 @@ class Stream(Handles):
     @property
     def identity(self) -> dict[str, Any]:
         """Everything of the corpus on which its rows depend, as JSON."""
-        passes = [leg.planned for leg in self.legs if leg.planned]
-        several = any(len(each.layout) > 1 for each in passes)
+        several = any(len(leg.planned.layout) > 1 for leg in self.legs)
         window = self.options.window if several else None
         found = {"lengths": self.lengths.digest, "window": window}
         if several and self.lengths.files is not None:
             found["files"] = digest(self.lengths.files)
-        if self.options.by == "loss":
-            found["loss"] = f"{self.lengths.loss_share}"
-        if self.solution is not None:
-            names = "patterns", "patterns of the rest"
-            for name, each in zip(names, reversed(passes), strict=False):
-                assert each.solution is not None
-                found[name] = each.solution.digest
         return found
 
     @property
@@ -442,144 +385,33 @@ class Stream(Handles):
         """The largest position in whole epochs, from 0."""
         return self.whole.layout.pieces.max_position
 
-    @property
-    def solution(self) -> Solution | None:
-        """The patterns of whole epochs with packing="optimal"; else None."""
-        return self.whole.solution
-
-    # ---- legs
-
-    def leg(self, number: int) -> Leg:
-        """A leg; waits for the parts of a window. There is none after the one that repeats."""
-        while number >= len(legs := self.legs):
-            with self._lock:
-                if legs is self.legs:  # no other thread has planned it
-                    self.legs = (*legs, self._plan_leg())
-        return self.legs[number]
-
-    def grows_at(self, number: int) -> bool:
-        """Whether the corpus still grows at a leg, which may then be a window."""
-        return self.parts is not None and not self.leg(number).repeats
-
-    def _plan_leg(self) -> Leg:
-        """The leg after those that are known: a window or, once the parts end, whole epochs."""
-        assert self.parts is not None, "other streams have all their legs"
-        number, start, begin, _ = chapter = self._chapter_after(self.legs)
-        end, over = find_window(self.parts, begin, self.options)
-        if end == begin:
-            self.lengths = Lengths.of(self.parts.whole())
-            self._plan_whole()
-            return self._repeat_whole()
-        if number and not self.legs[-1].ends:
-            chapter = self.chapter(number - 1)
-        ends = over or number - chapter.number == growing.CHAPTER - 1
-        planned = self._plan_window((begin, end), start - chapter.start, ends)
-        found = Leg(start, planned.rows, max(planned.size, 1), 0, (begin, end), ends=ends)
-        self._get_window(found, lambda: planned)
-        return found
-
-    def _plan_window(self, places: tuple[Place, Place], before: np.ndarray, ends: bool) -> Pass:
-        """The pass of the parts between two places, which follows some rows of its chapter."""
-        assert self.parts is not None, "the corpus grows"
-        begin, end = places
-        pieces = cut_parts(self.parts, range(begin.part, end.part), self.options)
-        names, first = ("part", begin.part), begin.example
-        return Pass(self, pieces, *names, first=first, rows_before=before, ends=ends)
-
-    def _get_window(self, leg: Leg, make: Callable[[], Pass]) -> Pass:
-        """The pass of a window from the cache, made if missing."""
-        pieces = leg.places[1].pieces - leg.places[0].pieces
-        # Room for the two windows from which batches take rows, the next one, and their passes.
-        self.cache.capacity = max(self.cache.capacity, 6 * pieces)
-        return self.cache.get(leg, pieces, make)
-
-    def chapter(self, number: int) -> Chapter:
-        """The chapter of a leg; if that is not known yet, the chapter that begins with it."""
-        legs = self.legs  # other threads may add some
-        if number >= len(legs):
-            return self._chapter_after(legs)
-        first = number
-        while first and not legs[first].repeats and not legs[first - 1].ends:
-            first -= 1
-        begin = legs[first]
-        has_rest = begin.planned is not None and not begin.repeats
-        return Chapter(first, begin.start, begin.places[0], has_rest)
-
-    def place_after(self, number: int) -> Place:
-        """The place after the parts of a leg; if that is not known yet, the place before them."""
-        return self._chapter_after(self.legs[: number + 1]).place
-
-    def _chapter_after(self, legs: Sequence[Leg]) -> Chapter:
-        """The chapter that begins after some legs, the first ones."""
-        if legs:
-            return Chapter(len(legs), legs[-1].end, legs[-1].places[1])
-        return Chapter(0, np.zeros(len(self.options.groups), np.int64), self.begin)
-
-    def _leg_of(self, planned: Pass, epoch: int, **options: bool) -> Leg:
-        """The next leg, of a pass that is no window."""
-        _, start, place, _ = self._chapter_after(self.legs)
-        size, places = max(planned.size, 1), (place, place)
-        return Leg(start, planned.rows, size, epoch, places, **options, planned=planned)
-
-    def plan_of(self, number: int) -> Pass:
-        """The pass of a leg that is known."""
-        if (leg := self.legs[number]).planned:
-            return leg.planned
-
-        def plan() -> Pass:
-            before = leg.start - self.chapter(number).start
-            return self._plan_window(leg.places, before, leg.ends)
-
-        return self._get_window(leg, plan)
-
     # ---- rows
 
-    def locate(self, length: int, row: int) -> tuple[Pass, int, int]:
-        """The pass of a row of a length, its epoch, and the number of the row in that epoch."""
-        number = max(len(self.legs) - 1, 0)
-        while not (last := self.leg(number)).repeats and row >= last.end[length]:
-            number += 1
-        number = bisect.bisect_right(self.legs, row, key=lambda leg: int(leg.start[length])) - 1
-        leg = self.legs[number]
-        row -= int(leg.start[length])
-        if not leg.repeats:
-            return self.plan_of(number), leg.epoch, row
-        epochs, row = divmod(row, int(leg.rows[length]))
-        return self.whole, leg.epoch + epochs, row
-
-    def take(self, length: int, first: int, count: int) -> Iterator[Rows]:
-        """Rows `first` to `first + count` of a length, divided by window."""
+    def take(self, bucket: int, first: int, count: int) -> Iterator[Rows]:
+        """Rows `first` to `first + count` of a bucket, divided by window."""
         while count:
-            found, epoch, row = self.locate(length, first)
-            rows = found.take(epoch, length, row, count)
+            leg = next(leg for leg in reversed(self.legs) if first >= leg.start[bucket])
+            epochs, row = 0, first - int(leg.start[bucket])
+            if leg.planned.repeats:
+                epochs, row = divmod(row, int(leg.planned.rows[bucket]))
+            rows = leg.planned.take(leg.epoch + epochs, bucket, row, count)
             yield rows
             first, count = first + len(rows), count - len(rows)
 
-    def rest(self, rows: np.ndarray, leg: int) -> tuple[np.ndarray, int, Place]:
-        """What remains after some rows, none of which follow leg number `leg`.
-
-        The spans of epochs in progress, the first epoch not begun, and the place of the first
-        window not begun.
-        """
-        if rows.any():
-            self.leg(leg)
-        spans, epoch, place = [self.lost[:0]], self.epoch, self.begin
-        # Rows of a window may be left when others of a later window are taken already.
-        last = max([n for n, each in enumerate(self.legs) if (rows > each.start).any()], default=-1)
-        for number, each in enumerate(self.legs):
-            used = np.maximum(rows - each.start, 0)
-            if each.repeats:
-                over, begun = self.count_times(used)
-                for times in range(over, begun):
-                    of_epoch = np.clip(used - times * each.rows, 0, each.rows)
-                    spans.append(self.whole.rest(each.epoch + times, of_epoch))
-                epoch = each.epoch + begun
-            elif each.planned or number <= last:
-                used = np.minimum(used, each.rows)
-                if (used < each.rows).any():
-                    spans.append(self.plan_of(number).rest(each.epoch, used))
-                place = each.places[1]
-        return merge_spans(np.concatenate(spans)), epoch, place
+    def rest(self, rows: np.ndarray) -> tuple[np.ndarray, int]:
+        """What remains after some rows: spans of epochs in progress, and the next whole epoch."""
+        *resumed, whole = self.legs
+        spans = [self.lost[:0]]
+        for leg in resumed:
+            used = np.minimum(rows, leg.planned.rows)
+            if (used < leg.planned.rows).any():
+                spans.append(leg.planned.rest(leg.epoch, used))
+        used = np.maximum(rows - whole.start, 0)
+        over, begun = self.count_times(used)
+        for times in range(over, begun):
+            of_epoch = np.clip(used - times * self.whole.rows, 0, self.whole.rows)
+            spans.append(self.whole.rest(whole.epoch + times, of_epoch))
+        return merge_spans(np.concatenate(spans)), whole.epoch + begun
 
     def count_times(self, rows: np.ndarray) -> tuple[int, int]:
         """The number of whole epochs that are over after some rows of them, and that have begun."""
@@ -587,15 +419,12 @@ class Stream(Handles):
         rows, each = rows[used], self.whole.rows[used]
         return int((rows // each).min()), int((-(-rows // each)).max())
 
-    def after(self, rows: np.ndarray, leg: int, corpus: Lengths, options: Options) -> "Stream":
-        """The stream after some rows, as for `rest`, with the rest of open epochs planned again.
+    def after(self, rows: np.ndarray, corpus: Lengths, options: Options) -> "Stream":
+        """The stream after some rows, with the rest of open epochs planned again.
 
-        New examples at the end of `corpus` join the latest epoch in progress. If whole epochs of a
-        corpus that grew have begun, it is finished, like any other.
+        New examples at the end of `corpus` join the latest epoch in progress.
         """
-        spans, epoch, place = self.rest(rows, leg)
-        if corpus.grows and (self.parts is None or epoch > self.epoch):
-            corpus = self.lengths
+        spans, epoch = self.rest(rows)
         before = len(self.lengths)
         if len(spans) and len(corpus) > before:
             sizes = corpus.positions_from(before)
@@ -610,32 +439,19 @@ class Stream(Handles):
             number=self._number + 1,
             epoch=epoch,
             rest=spans,
-            begin=place,
         )
-
-    def window_positions(self, end: Place | None) -> list[np.ndarray]:
-        """The positions of each example in the known windows before `end`, as in their rows."""
-        windows = [leg.places for leg in self.legs if not leg.planned]
-        return [
-            cut_parts(
-                self.parts, range(first.part, last.part), self.options
-            ).positions_per_example()
-            for first, last in windows
-            if self.parts is not None and (end is None or last.part <= end.part)
-        ]
 
     def files_ahead(self, rows: np.ndarray) -> list[np.ndarray]:
         """The files of each window after some rows, and of each window of the next epoch."""
         assert self.lengths.files is not None, "the corpus has files"
         found = list[np.ndarray | None]()
-        for leg in self.legs:
-            used = np.maximum(rows - leg.start, 0)
-            if leg.repeats:
-                over, _ = self.count_times(used)
-                found += self.whole.files_from(leg.epoch + over, used - over * leg.rows)
-                found += self.whole.files_from(leg.epoch + over + 1, 0 * used)
-            elif leg.planned:
-                found += leg.planned.files_from(leg.epoch, used)
+        *resumed, whole = self.legs
+        for leg in resumed:
+            found += leg.planned.files_from(leg.epoch, rows)
+        used = np.maximum(rows - whole.start, 0)
+        over, _ = self.count_times(used)
+        found += self.whole.files_from(whole.epoch + over, used - over * self.whole.rows)
+        found += self.whole.files_from(whole.epoch + over + 1, 0 * used)
         every = np.arange(len(self.lengths.files))
         return [every if files is None else files for files in found]
 
@@ -646,52 +462,23 @@ def _compact(values: np.ndarray) -> np.ndarray:
     return values[:1].copy() if low == high else values.astype(np.min_scalar_type(high))
 
 
-def _make_packer(
-    stream: Stream, pieces: Pieces, used: Sequence[int] | None
-) -> tuple[Callable[..., Packed], Solution | None]:
-    """The function by which a `Layout` packs histograms; and with "optimal", its solution."""
-    options = stream.options
-    buckets = tuple(map(options.in_units, options.buckets))
-    most = 1 if options.packing == "none" else options.max_segments
-    shared: Any = {"buckets": buckets, "max_segments": most, "used": used}
-    if options.packing != "optimal":
-        shared |= {"sizes": pieces.table, "costs": options.costs}
-        return functools.partial(pack, **shared, fill=options.packing == "fill"), None
-    counts, few = pieces.count(), [bucket for bucket, *_ in group_tails(buckets)]
-    few = few if used is None else [few[number] for number in used]
-    solution = load_solution(stream.lengths.store, counts, few, most)
-    if options.align > 1:
-        columns = options.align * int((counts @ pieces.table).sum())
-        solution.bound *= float((counts @ pieces.mean_positions).sum()) / columns
-    return functools.partial(solution.pack, **shared), solution
-
-
 def expected_positions(streams: Sequence[Stream], epoch: int) -> tuple[np.ndarray, np.ndarray]:
     """The positions of each example in the batches of an epoch, and the pieces that it has lost.
 
     int64 [examples, sides], and [pieces, 2 + sides]: example, first position, and sizes. Positions
-    lost to overflow, examples left out and pieces without loss do not count. New examples count
-    from the epoch that they join; those of a corpus that grows, from the window that has them.
-    `streams` are those of one corpus in the stages of a plan.
+    lost to overflow and examples left out do not count. New examples count from the epoch that they
+    join. `streams` are those of one corpus in the stages of a plan.
     """
     expected, first = streams[0].lost[:0, 3:], -1
     if begun := [n for n, each in enumerate(streams) if epoch >= each.epoch]:
         first = begun[-1]
         expected = streams[first].whole.layout.pieces.positions_per_example()
-    for number, stream in enumerate(streams[first + 1 :], first + 1):
+    for stream in streams[first + 1 :]:
         before = len(expected)
-        if stream.parts is None:
-            expected = np.pad(expected, ((0, len(stream.lengths) - before), (0, 0)))
-            if epoch == stream.epoch - 1 and epoch in stream.open_epochs:
-                expected[before:] = stream.lengths.positions_from(before)
-        elif epoch == 0:
-            last = streams[number + 1].begin if number + 1 < len(streams) else None
-            expected = np.concatenate([expected, *stream.window_positions(last)])
+        expected = np.pad(expected, ((0, len(stream.lengths) - before), (0, 0)))
+        if epoch == stream.epoch - 1 and epoch in stream.open_epochs:
+            expected[before:] = stream.lengths.positions_from(before)
         lost = stream.lost[stream.lost[:, 0] == epoch]
         np.subtract.at(expected, lost[:, 1], lost[:, 3:])
     every = np.concatenate([each.lost for each in streams])
-    lost = every[every[:, 0] == epoch, 1:]
-    whole = [streams[n].whole for n in begun if streams[n].parts is None]
-    if whole and lost.shape[1] == 3:
-        lost = np.concatenate([lost, whole[-1].layout.pieces.silent])
-    return expected, lost
+    return expected, every[every[:, 0] == epoch, 1:]
