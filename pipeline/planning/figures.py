@@ -150,11 +150,9 @@ def _tabulate(stage: Stage, counts: Counts) -> list[str]:
         tokens = [f"{others[0]:,}"] * (not several)
         rows.append([name, f"{batches:,}", f"{filled:,}", *fills, *tokens])
     lines = [*text_table(rows), f"padding {counts.padding:.3%}"]
-    stream, losses = stage.streams[0], count_losses(stage)
+    losses = count_losses(stage)
     if stage.weights is not None:
         lines += _tabulate_corpora(stage, counts)
-    elif stream.solution is not None:
-        lines[-1] += f"; no packing can have less than {1 - stream.solution.bound:.3%}"
     if options.packing == "fill":
         lines.append(f"cut to fill rows: {counted(stage.cuts, 'example')}")
     for name, why in LEFT_OUT.items():

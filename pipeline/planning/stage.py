@@ -393,11 +393,6 @@ def check_options(options: Options, *, several: bool, growing: bool) -> None:
             "the last batches of an epoch, which a plan with weights does not have; give one "
             "bucket of each length"
         )
-    if growing and options.packing == "optimal":
-        raise InvalidValue(
-            "packing is 'optimal', which needs all lengths, and the corpus still grows; use "
-            "'best_fit', or open the corpus without follow=True once it is finished"
-        )
     if growing and options.overflow == "error":
         raise InvalidValue(
             "overflow is 'error', and the longest example of a corpus that grows is not known yet; "

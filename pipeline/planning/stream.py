@@ -34,15 +34,12 @@ from pipeline.planning.order import (
     random_key,
     sort_by_group,
 )
-from pipeline.planning.patterns import Packed
 from pipeline.planning.pieces import (
     Pieces,
     as_spans,
     file_runs,
     merge_spans,
 )
-from pipeline.planning.solution import Solution, load_solution
-from pipeline.planning.tails import group_tails
 
 # The orders of windows that a pass keeps: readers are in up to two epochs at a time.
 ORDERS = 4
@@ -87,7 +84,6 @@ class Pass:
         repeats: whether whole epochs follow each other for ever.
         rows: int64 [lengths], the rows of one repetition.
         size: what these rows count in the unit of weights.
-        solution: the patterns of its rows with packing="optimal"; else None.
     """
 
     def __init__(
@@ -108,7 +104,15 @@ class Pass:
         """
         options, files, runs = stream.options, stream.lengths.files, None
         key = random_key(options.seed, stream.name, *names)
-        pack_window, self.solution = _make_packer(stream, pieces, used)
+        pack_window = functools.partial(
+            pack,
+            buckets=tuple(map(options.in_units, options.buckets)),
+            sizes=pieces.table,
+            costs=options.costs,
+            max_segments=options.most_in_row,
+            used=used,
+            fill=options.packing == "fill",
+        )
         if files is not None and spans is not None:
             runs, files = file_runs(spans, files)
         self.layout = layout = Layout(
@@ -422,30 +426,19 @@ class Stream(Handles):
     @property
     def identity(self) -> dict[str, Any]:
         """Everything of the corpus on which its rows depend, as JSON."""
-        passes = [leg.planned for leg in self.legs if leg.planned]
-        several = any(len(each.layout) > 1 for each in passes)
+        several = any(len(leg.planned.layout) > 1 for leg in self.legs if leg.planned)
         window = self.options.window if several else None
         found = {"lengths": self.lengths.digest, "window": window}
         if several and self.lengths.files is not None:
             found["files"] = digest(self.lengths.files)
         if self.options.by == "loss":
             found["loss"] = f"{self.lengths.loss_share}"
-        if self.solution is not None:
-            names = "patterns", "patterns of the rest"
-            for name, each in zip(names, reversed(passes), strict=False):
-                assert each.solution is not None
-                found[name] = each.solution.digest
         return found
 
     @property
     def max_position(self) -> int:
         """The largest position in whole epochs, from 0."""
         return self.whole.layout.pieces.max_position
-
-    @property
-    def solution(self) -> Solution | None:
-        """The patterns of whole epochs with packing="optimal"; else None."""
-        return self.whole.solution
 
     # ---- legs
 
@@ -644,26 +637,6 @@ def _compact(values: np.ndarray) -> np.ndarray:
     """`values` in the smallest dtype; only one of them if all are the same."""
     low, high = values.min(), values.max()
     return values[:1].copy() if low == high else values.astype(np.min_scalar_type(high))
-
-
-def _make_packer(
-    stream: Stream, pieces: Pieces, used: Sequence[int] | None
-) -> tuple[Callable[..., Packed], Solution | None]:
-    """The function by which a `Layout` packs histograms; and with "optimal", its solution."""
-    options = stream.options
-    buckets = tuple(map(options.in_units, options.buckets))
-    most = 1 if options.packing == "none" else options.max_segments
-    shared: Any = {"buckets": buckets, "max_segments": most, "used": used}
-    if options.packing != "optimal":
-        shared |= {"sizes": pieces.table, "costs": options.costs}
-        return functools.partial(pack, **shared, fill=options.packing == "fill"), None
-    counts, few = pieces.count(), [bucket for bucket, *_ in group_tails(buckets)]
-    few = few if used is None else [few[number] for number in used]
-    solution = load_solution(stream.lengths.store, counts, few, most)
-    if options.align > 1:
-        columns = options.align * int((counts @ pieces.table).sum())
-        solution.bound *= float((counts @ pieces.mean_positions).sum()) / columns
-    return functools.partial(solution.pack, **shared), solution
 
 
 def expected_positions(streams: Sequence[Stream], epoch: int) -> tuple[np.ndarray, np.ndarray]:
