@@ -4,6 +4,7 @@ python -m benchmarks                       # all sections, some minutes
 python -m benchmarks planner loader        # some of them
 python -m benchmarks --lengths FILE        # lengths as in FILE instead of lognormal ones
 python -m benchmarks peers --text FILE     # beside other input paths, see benchmarks/peers.py
+python -m benchmarks histograms --histogram FILE  # best fit beside a proven bound
 python -m benchmarks fill --lengths FILE   # padding and documents cut, beside best fit
 python -m benchmarks tiers                 # steps of several processes, with and without tiers
 python -m benchmarks why                   # spoilt documents, found by their losses
@@ -21,19 +22,20 @@ python -m benchmarks following --text FILE # a model trained while its text is p
 import argparse
 import importlib
 
-from benchmarks import histograms, results
+from benchmarks import results
 from benchmarks.lengths import sample
 
 SECTIONS = ("planner", "balance", "loader", "resume", "change", "growth")
 # Run only if they are named.
 NAMED = (
     *("fill", "scale", "peers", "tiers", "why", "remote", "updates", "tuning", "groups"),
-    *("following", "sides", "tokens", "pictures", "speech"),
+    *("following", "sides", "tokens", "pictures", "speech", "histograms"),
 )
 # The options that a section has; of the sections that run by default, beside the lengths.
 OPTIONS = {
     "balance": ("histogram",),
     "fill": ("lengths", "histogram"),
+    "histograms": ("histogram",),
     "scale": ("examples",),
     "peers": ("text", "interpreter", "row_length"),
     "tuning": ("text",),
@@ -66,7 +68,7 @@ def main() -> None:
         action="append",
         default=[],
         help='JSON, a list or {"counts": a list}: entry i counts the examples of length i + 1; '
-        "alone, for balance or for fill",
+        "for histograms, balance and fill",
     )
     parser.add_argument("--examples", type=int, default=1_000_000_000, help="for scale (10⁹)")
     parser.add_argument("--seed", type=int, default=0, help="for why (0)")
@@ -94,10 +96,10 @@ def main() -> None:
     if wrong := set(arguments.sections) - {*SECTIONS, *NAMED}:
         there = ", ".join([*SECTIONS, *NAMED])
         parser.error(f"no section {', '.join(wrong)}; there are {there}")
-    names = arguments.sections or (() if arguments.histogram else SECTIONS)
+    if "histograms" in arguments.sections and not arguments.histogram:
+        parser.error("histograms needs --histogram FILE")
+    names = arguments.sections or SECTIONS
     given = [sample(arguments.lengths)] if {*SECTIONS} & {*names} else []
-    if arguments.histogram and not arguments.sections:
-        show(histograms.measure(arguments.histogram))
     for name in names:
         module = importlib.import_module(f"benchmarks.{name}")
         options = [getattr(arguments, option) for option in OPTIONS.get(name, ())]

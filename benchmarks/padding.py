@@ -38,10 +38,7 @@ def simulate(lengths: np.ndarray) -> list[tuple[str, int, float]]:
     buckets = pipeline.fit_buckets(
         lengths, tokens_per_batch=TOKENS, max_buckets=4, max_length=LONGEST
     )
-    plans = {
-        f"Lockstep, {packing.replace('_', ' ')}": pipeline.Plan(lengths, buckets, packing=packing)
-        for packing in ("best_fit", "optimal")
-    }
+    plan = pipeline.Plan(lengths, buckets)
     rows = simulations.next_fit(order, LONGEST)[-1] + 1
     grain = packers.grain_fill(lengths[:GRAIN_EXAMPLES], LONGEST, packer="best fit", bins=32)
     return sorted(
@@ -49,7 +46,7 @@ def simulate(lengths: np.ndarray) -> list[tuple[str, int, float]]:
             *((name, s.shapes, s.padding) for name, s in simulated.items()),
             ("contiguous next fit", 1, 1 - total / (rows * LONGEST)),
             ("Grain best fit, 32 bins", 1, 1 - grain),
-            *((name, len(buckets), plan.padding) for name, plan in plans.items()),
+            ("Lockstep", len(buckets), plan.padding),
         ],
         key=lambda each: -each[2],
     )

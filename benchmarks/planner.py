@@ -1,7 +1,5 @@
 """The planner: examples per second, its cost in sorts, and padding, against others."""
 
-import time
-
 import numpy as np
 
 import pipeline
@@ -41,11 +39,6 @@ def measure(lengths: np.ndarray) -> Section:
     )
     total = int(lengths.sum())
     plan = pipeline.Plan(lengths, buckets)
-    begin = time.perf_counter()
-    optimal = pipeline.Plan(lengths, buckets, packing="optimal")
-    solved = time.perf_counter() - begin
-    solution = optimal.stages[0].streams[0].solution
-    bound = 1 if solution is None else solution.bound
 
     def rate(name: str) -> str:
         return f"{len(lengths) / seconds[name] / 1e6:.1f} M examples/s"
@@ -63,11 +56,6 @@ def measure(lengths: np.ndarray) -> Section:
         Line(
             f"Lockstep: padding, {len(buckets)} shapes, {plan.num_batches():,} batches",
             f"{plan.padding:.3%}",
-        ),
-        Line(
-            "Lockstep, optimal: padding",
-            f"{optimal.padding:.3%}",
-            f"proven: no less than {1 - bound:.3%}; solved once, in {solved:.1f} s",
         ),
         Line(
             f"read-ahead batches ({made_by}): padding, {ahead.shapes} shapes, "

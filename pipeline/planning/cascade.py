@@ -12,8 +12,7 @@ from pipeline.planning.lengths import weigh
 from pipeline.planning.patterns import Packed, Pattern, best_fit, count_rows, count_segments
 from pipeline.planning.vectors import best_fit_vectors
 
-# With "optimal", best fit packs the segments that the given patterns do not hold.
-Packing = Literal["best_fit", "fill", "optimal", "none"]
+Packing = Literal["best_fit", "fill", "none"]
 PACKINGS: tuple[Packing, ...] = get_args(Packing)
 
 # Whether a model computes the scores of all positions of a row, or skips other segments.
@@ -36,7 +35,6 @@ def pack(
     costs: Sequence[float] | None = None,
     max_segments: int | None = None,
     surplus: Sequence[int] | None = None,
-    patterns: Sequence[Sequence[Pattern]] | None = None,
     used: Sequence[int] | None = None,
     fill: bool = False,
 ) -> Packed:
@@ -58,7 +56,6 @@ def pack(
         max_segments: the most segments in one row.
         surplus: for each bucket, the number of surplus rows, if later rows continue the batches.
             None: the number of rows that fill no batch.
-        patterns: for each length, patterns to use first, whose segments `counts` includes.
         used: the numbers of the buckets that may have rows; None for all.
         fill: whether segments are cut to fill the rows of each bucket; see `fill_rows`. Rows of
             whole segments are used if they cost less, as they may with `max_segments`.
@@ -82,13 +79,12 @@ def pack(
 
     def place(search: Callable[..., list[Pattern]]) -> tuple[list[list[Pattern]], float]:
         """The rows of each length, and their cost."""
-        placed = [list(of_length) for of_length in patterns or [()] * len(rooms)]
-        left = counts - count_segments([p for each in placed for p in each], len(counts))
+        placed, left = [list[Pattern]() for _ in rooms], counts.copy()
         left[0] = 0
         holds = np.stack([(positions <= room).all(axis=1) for room in rooms])
         for index in reversed(lengths):
             opens = ~holds[[shorter for shorter in lengths if shorter < index]].any(axis=0)
-            placed[index] += search(left, index, opens)
+            placed[index] = search(left, index, opens)
         assert not left.any(), "the last bucket holds every segment"
         of_length = zip(map(count_rows, placed), prices, strict=True)
         return placed, sum(rows * price for rows, price in of_length)

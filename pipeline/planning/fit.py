@@ -107,7 +107,7 @@ def fit_buckets(
         align: as for `Plan`; bucket lengths are multiples of it, too.
         cost: as for `Plan`. A side that costs nothing gets a quarter more room than full rows of
             the other sides need.
-        packing: as for `Plan`. With "optimal", sets are compared by best fit.
+        packing: as for `Plan`.
         overflow: as for `Plan`.
         max_segments: as for `Plan`.
         exclude: as for `Plan`.

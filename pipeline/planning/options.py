@@ -174,10 +174,6 @@ class Options:
                 "'truncate' for sides that nothing points to"
             )
         require_one_of("overflow", self.overflow, allowed)
-        if self.vectors and self.packing == "optimal":
-            raise InvalidValue(
-                "packing='optimal' is for one length; with several sides use 'best_fit'"
-            )
         if self.packing == "fill":
             check_fill(vectors=self.vectors, align=max(aligns))
         require_one_of("by", self.by, BY)
@@ -196,6 +192,11 @@ class Options:
     def costs(self) -> tuple[float, ...]:
         """What a position of each side costs."""
         return as_costs(self.cost, self.names)
+
+    @property
+    def most_in_row(self) -> int | None:
+        """The most segments in a row; None if there is no limit."""
+        return 1 if self.packing == "none" else self.max_segments
 
     def in_units(self, bucket: Bucket) -> Bucket:
         """A bucket with lengths in units of `align` columns."""

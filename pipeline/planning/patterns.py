@@ -6,7 +6,6 @@ pattern, so the cost grows with the number of patterns and not with the number o
 
 import bisect
 import dataclasses
-import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -25,12 +24,6 @@ class Pattern(NamedTuple):
     rows: int
     fill: Any  # real positions in one such row; those of a side count with its cost
     segments: int  # in one such row
-
-    @classmethod
-    def of_lengths(cls, pieces: Iterable[tuple[int, int]], rows: int) -> "Pattern":
-        """`rows` rows with these lengths, each with its number of occurrences."""
-        pieces = tuple((length, times) for length, times in pieces)
-        return cls(pieces, rows, sum(map(math.prod, pieces)), sum(times for _, times in pieces))
 
 
 @dataclasses.dataclass(frozen=True)

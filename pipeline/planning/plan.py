@@ -83,10 +83,8 @@ class Plan:
             with rows in the order of their longest example.
         packing: "best_fit" (default); "fill", which also cuts examples, the longest first, to fill
             the gaps that best fit leaves (not for several sides or groups, nor with `align`; pieces
-            have at least 32 positions, or an eighth of a row below 256); "optimal", column
-            generation, which needs scipy and takes seconds to minutes (for one side; with more than
-            2,048 different lengths it is best fit); or "none", one example per row. A corpus stores
-            what "optimal" finds; of an array, another machine may find other rows.
+            have at least 32 positions, or an eighth of a row below 256); or "none", one
+            example per row.
         overflow: what to do with examples longer than the longest bucket: "split" them (not for
             pairs, whose targets would lose their inputs), "truncate" or "drop" them, or raise an
             "error". Default None: "split", for pairs "error". A group is never cut: where it is too
@@ -114,7 +112,6 @@ class Plan:
 
     Raises:
         ValueError: an argument is not as above, or no example has a position to train on.
-        ImportError: packing is "optimal", no patterns are stored, and scipy is missing.
     """
 
     def __init__(

@@ -99,7 +99,7 @@ class Search:
         # For each side, the least length of the last bucket of a set.
         self.longest: Lengths = tuple(longest.tolist())
         self._is_unpacked = stock.options.packing == "none"
-        cap = stock.most_segments
+        cap = stock.options.most_in_row
         # Segments are a side of size 1, if their number is limited.
         ones = np.ones((len(self._sizes), int(cap is not None)))
         self._loads = np.concatenate([self._sizes, ones], axis=1)

@@ -27,7 +27,7 @@ SAMPLE, SOME = 2_000, 4
 class Stock:
     """Sizes of pieces, and the number of pieces of each size."""
 
-    options: Options  # how examples are cut and packed; "optimal" is packed by best fit
+    options: Options  # how examples are cut and packed
     sizes: np.ndarray  # int64 [keys, sides], in units of `align` columns, as `Pieces.table`
     counts: np.ndarray  # int64 [keys], the pieces of each size
     longest: np.ndarray  # the positions of the longest piece on each side
@@ -61,11 +61,6 @@ class Stock:
         return cls(options, sizes, counts, longest, scale)
 
     @functools.cached_property
-    def most_segments(self) -> int | None:
-        """The most segments in a row."""
-        return 1 if self.options.packing == "none" else self.options.max_segments
-
-    @functools.cached_property
     def positions(self) -> float:
         """The cost of the positions of all examples, with those that `align` adds."""
         sizes, counts = self.examples
@@ -93,7 +88,7 @@ class Stock:
             ],
             sizes=self.sizes,
             costs=self.options.costs,
-            max_segments=self.most_segments,
+            max_segments=self.options.most_in_row,
             fill=self.options.packing == "fill",
         )
         rows = [packed.rows(index) for index in range(len(buckets))]

@@ -97,7 +97,7 @@ class Pass:
         pack_window = functools.partial(
             pack,
             buckets=tuple(map(options.in_units, options.buckets)),
-            max_segments=1 if options.packing == "none" else options.max_segments,
+            max_segments=options.most_in_row,
             used=used,
             sizes=pieces.table,
             costs=options.costs,

@@ -1,3 +1,4 @@
+import errno
 import os
 import pickle
 import sys
@@ -252,3 +253,15 @@ def test_a_part_that_two_threads_open_at_once_is_taken_once(tmp_path, monkeypatc
     with ThreadPoolExecutor(2) as threads, take as taken:
         read = [each["inputs"].tolist() for each in threads.map(corpus.__getitem__, [0, 0])]
     assert (read, taken.call_count) == ([[1, 2]] * 2, 1)
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS])
+def test_what_cannot_be_stored_beside_a_corpus_is_made_each_time(code, tmp_path, monkeypatch):
+    def refuse(path, **options):
+        raise OSError(code, "no", str(path))
+
+    Corpus.from_arrays({"tokens": [[5, 6], [7, 8]], "weights": [[1, 0], [1, 1]]}, tmp_path)
+    monkeypatch.setattr("pipeline.fs.atomic.atomic_write", refuse)  # root may write anywhere
+    for _ in range(2):
+        assert Corpus.open(tmp_path).silent.tolist() == [0]
+    assert not list(tmp_path.glob("silent*"))

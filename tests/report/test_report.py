@@ -73,7 +73,7 @@ def test_every_figure_of_the_plan_is_a_count_over_the_real_batches(figures, corp
             assert each["fill"] == pytest.approx(tokens / (len(here) * rows * length))
 
 
-@pytest.mark.parametrize("packing", ["best_fit", "none", "fill", "optimal"])
+@pytest.mark.parametrize("packing", ["best_fit", "none", "fill"])
 def test_every_figure_of_lockstep_is_a_count_over_the_real_batches(
     corpus, options, packing, monkeypatch
 ):
