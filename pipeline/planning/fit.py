@@ -91,7 +91,7 @@ def fit_buckets(
     (Bucket(rows=16, length=(384, 128)),)
 
     Args:
-        lengths: as for `Plan`, of corpora that do not grow.
+        lengths: as for `Plan`.
         tokens_per_batch: the most positions in a batch, those of each side times its cost. A bucket
             has as many rows as fit.
         max_buckets: the most buckets; each is one compilation of the training step.

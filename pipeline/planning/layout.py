@@ -214,13 +214,13 @@ def lay_out(
     every: Pieces,
     order_rows: Callable[[int, np.ndarray, np.ndarray], np.ndarray],
 ) -> "list[WindowRows]":
-    """The rows of each length in a window, from its packed histogram.
+    """The rows of each bucket in a window, from its packed histogram.
 
     `pieces` are the numbers of its pieces in `every`, sorted by key, without those of key 0.
-    `order_rows` is called with the number of a length, and the number of segments and the first
+    `order_rows` is called with the number of a bucket, and the number of segments and the first
     piece of each of its rows, ascending by segments; it returns the rows in order.
     """
-    patterns = [pattern for of_length in packed.patterns for pattern in of_length]
+    patterns = [pattern for of_bucket in packed.patterns for pattern in of_bucket]
     flat = itertools.chain.from_iterable(pattern.pieces for pattern in patterns)
     key, times = np.fromiter(itertools.chain.from_iterable(flat), np.int64).reshape(-1, 2).T
     entries = np.array([len(pattern.pieces) for pattern in patterns], np.int64)
@@ -238,20 +238,20 @@ def lay_out(
     # The piece of each segment of a pattern, in its first row; the next row takes the next piece.
     piece = first.repeat(times) + ranges(0 * times, times) * of_entry.repeat(times)
     start = segments.cumsum() - segments  # the first segment of each pattern
-    ends = np.cumsum([len(of_length) for of_length in packed.patterns])
+    ends = np.cumsum([len(of_bucket) for of_bucket in packed.patterns])
     found = []
-    for length, (low, high) in enumerate(itertools.pairwise([0, *ends.tolist()])):
+    for bucket, (low, high) in enumerate(itertools.pairwise([0, *ends.tolist()])):
         pattern = low + segments[low:high].argsort(kind="stable")
         copy = ranges(0 * pattern, rows[pattern])  # the number of each row in its pattern
         pattern = pattern.repeat(rows[pattern])
-        at = order_rows(length, segments[pattern], pieces[piece[start[pattern]] + copy])
+        at = order_rows(bucket, segments[pattern], pieces[piece[start[pattern]] + copy])
         pattern, copy = pattern[at], copy[at]
         number = segments[pattern]
         which = ranges(start[pattern], number)
         taken = piece[which]
         taken += copy.repeat(number)
-        of_length = None if parts is None else parts[:, which]
-        found.append(WindowRows(number, pieces[taken], of_length, every))
+        of_bucket = None if parts is None else parts[:, which]
+        found.append(WindowRows(number, pieces[taken], of_bucket, every))
     return found
 
 
@@ -281,7 +281,7 @@ def _cut_entries(
 
 
 class WindowRows:
-    """The rows of a length in a window, in the order in which batches take them.
+    """The rows of a bucket in a window, in the order in which batches take them.
 
     `times` has the number of segments of each row, and `pieces` the piece of each segment: numbers
     in `every`. If some pieces are cut to fill rows, `parts` has the first position and the number

@@ -36,7 +36,6 @@ class Corpus(Protocol):
       `unpriced`, the names of sides whose cost must be given.
     - `partly_learnt`: whether some positions may carry no loss.
     - `lengths_digest`: the `digest` of its lengths, so that they are not hashed again.
-    - `cached_file(name, make)`: the content of a file beside it, stored as `make()` if missing.
     - `corpora`, if several act as one and number their examples consecutively: each by its name;
       and `begin(examples)`: the corpora with the first `examples` examples, or the only one.
     """
@@ -44,29 +43,6 @@ class Corpus(Protocol):
     @property
     def lengths(self) -> np.ndarray:
         """Positions of each example."""
-        ...
-
-
-@runtime_checkable
-class Parts(Protocol):
-    """The sealed parts of a corpus that grows, in order."""
-
-    def lengths(self, number: int) -> np.ndarray | None:
-        """The lengths of the examples of a part, as for `Plan`.
-
-        Waits until it is sealed; None if the corpus is finished and has no such part.
-        """
-        ...
-
-    def digest(self, number: int) -> str | None:
-        """A digest of all parts before a part; None if they are not sealed. It does not wait.
-
-        Before part 0, it is the empty string.
-        """
-        ...
-
-    def whole(self) -> Any:
-        """The lengths of all examples of a finished corpus, or the corpus, as for `Lengths.of`."""
         ...
 
 
@@ -148,7 +124,6 @@ class Lengths:
 
     Attributes:
         given: an integer array `[n]` or `[n, sides]`; arrays `[n]` by side; or a corpus.
-        parts: the sealed parts of a corpus that grows, which is `given`; it has no examples here.
         names: the names of the sides, if they are given.
         loss_side: the number of the side with loss; the last one, if that is not known.
         excluded: int64, the numbers of the examples that are left out, ascending.
@@ -159,7 +134,6 @@ class Lengths:
 
     def __init__(self, given: Any, excluded: np.ndarray = NO_EXAMPLES):
         self.given, self.excluded = given, excluded
-        self.parts = given if isinstance(given, Parts) else None
         self.files: np.ndarray | None = getattr(given, "files", None)
         self.trees: np.ndarray | None = getattr(given, "trees", None)
         named = given if isinstance(given, Mapping) else getattr(given, "side_names", ())
@@ -187,11 +161,6 @@ class Lengths:
 
     def __len__(self) -> int:
         return len(self.array)
-
-    @property
-    def grows(self) -> bool:
-        """Whether these are the parts of a corpus that grows."""
-        return self.parts is not None
 
     @property
     def num_sides(self) -> int:
@@ -328,8 +297,6 @@ def as_lengths(lengths: Any) -> np.ndarray:
     """The lengths as an array of non-negative integers, `[n]` or `[n, sides]`."""
     if isinstance(lengths, Lengths):
         return lengths.array
-    if isinstance(lengths, Parts):
-        return np.zeros(0, np.uint32)
     if isinstance(lengths, Mapping):
         sides = {name: as_lengths(each) for name, each in lengths.items()}
         if len({each.shape for each in sides.values()}) != 1 or next(iter(sides.values())).ndim > 1:

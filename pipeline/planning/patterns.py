@@ -28,9 +28,9 @@ class Pattern(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Packed:
-    """A histogram packed into rows of several lengths."""
+    """A histogram packed into rows of several buckets."""
 
-    patterns: tuple[tuple[Pattern, ...], ...]  # for each length
+    patterns: tuple[tuple[Pattern, ...], ...]  # for each bucket
     counts: np.ndarray  # int64 [sizes], the segments of each size that have a place in a row
     # With packing="fill", the ways in which documents are cut, as `Cuts.table`; and the number that
     # are cut.
@@ -38,17 +38,17 @@ class Packed:
     num_cuts: int = 0
 
     def rows(self, index: int) -> int:
-        """Rows of length number `index`, without empty rows."""
+        """Rows of bucket number `index`, without empty rows."""
         return count_rows(self.patterns[index])
 
     def cost(self, prices: Sequence[float]) -> float:
-        """The cost of all rows, from the price of a row of each length."""
+        """The cost of all rows, from the price of a row of each bucket."""
         return sum(
             count_rows(each) * price for each, price in zip(self.patterns, prices, strict=True)
         )
 
     def most_in_row(self, index: int, continuations: np.ndarray | None) -> tuple[int, int]:
-        """The most segments (at least 1) and continuations in a row of length number `index`.
+        """The most segments (at least 1) and continuations in a row of bucket number `index`.
 
         `continuations` are those of a piece of each size; None: 0.
         """

@@ -110,7 +110,10 @@ class Schedule(abc.ABC):
 
     Attributes:
         start: the first step.
+        offsets: what to add to each stream's epochs for those of the plan; None without a weight.
     """
+
+    offsets: tuple[int | None, ...] = (0,)
 
     def __init__(self, start: int, streams: Sequence[Stream], options: Options, begin: Taken):
         """`begin` is what was taken of the streams before `start`."""
@@ -133,9 +136,10 @@ class Schedule(abc.ABC):
         """The epoch of a step."""
 
     @property
-    @abc.abstractmethod
     def repeated(self) -> list[int]:
         """The numbers of the buckets of whole epochs."""
+        weighted = [offset is not None for offset in self.offsets]
+        return np.flatnonzero(self._whole[:, weighted].any(axis=1)).tolist()
 
     def at(self, step: int) -> tuple[int, list[tuple[int, int, int]]]:
         """A step's bucket by number, and its rows: (stream, first row, how many)."""
@@ -232,20 +236,12 @@ class Single(Schedule):
             return self._resumed.epoch
         return self._repeated.epoch + (step - self._epoch_start) // self._steps
 
-    @property
-    def repeated(self) -> list[int]:
-        """See `Schedule`."""
-        return np.flatnonzero(self._batches).tolist()
-
 
 class Mixture(Schedule):
     """The steps of several streams, each with its share of the rows of any few steps.
 
     The epoch of a step is the least of the epochs of all streams with a weight; a stream that gets
     a weight later counts its epochs from the epoch of that step.
-
-    Attributes:
-        offsets: what to add to each stream's epochs for those of the plan; None without a weight.
     """
 
     def __init__(
@@ -348,12 +344,6 @@ class Mixture(Schedule):
         rows = self._interval(step).before(step)[1]
         epochs = zip(self._epochs_after(rows), self.offsets, strict=True)
         return min(epoch + offset for epoch, offset in epochs if offset is not None)
-
-    @property
-    def repeated(self) -> list[int]:
-        """See `Schedule`."""
-        weighted = [offset is not None for offset in self.offsets]
-        return np.flatnonzero(self._whole[:, weighted].any(axis=1)).tolist()
 
 
 def find_first(holds: Callable[[int], bool], after: int) -> int:

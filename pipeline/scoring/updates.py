@@ -16,6 +16,7 @@ from pipeline.planning.options import BySide
 from pipeline.planning.pieces import Overflow
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
+from pipeline.scoring.tails import Tailed, group_tails
 from pipeline.scoring.values import (
     REDUCE,
     SINGLE,
@@ -52,8 +53,9 @@ def pack(
 
     Args:
         examples: `pipeline.Examples`, or any corpus, the same on all hosts.
-        buckets: the shapes, ascending by length. Buckets of the same length with fewer rows are
-            tails, for the last batches; see `Plan`.
+        buckets: the shapes, ascending by length. Of several buckets of one length, those with fewer
+            rows are tails: they hold its last rows, so that few rows are empty. With
+            `Bucket(32, 4096)` and `Bucket(8, 4096)`, 45 rows are a batch of 32 rows and two of 8.
         sharding: the devices that share a batch, as for `load`; None: the first local device.
         overflow: what to do with an example longer than every bucket, as for `Plan`.
         align: as for `Plan`.
@@ -85,7 +87,10 @@ def pack(
         )
     options: dict[str, Any] = {"overflow": overflow, "max_segments": max_segments, "align": align}
     options["cost"] = cost
-    plan = Plan(examples.covering(), buckets, shuffle=False, tiers=ALL_STEPS, **options)
+    groups, units = group_tails(buckets)
+    plan = Plan(examples.covering(), units, shuffle=False, tiers=ALL_STEPS, **options)
+    if any(len(group) > 1 for group in groups):
+        plan = Tailed.of(plan, groups)
     sharding = batch_sharding(sharding)
     batches = Batches(examples, plan, sharding=sharding, features=features)
     of_examples = [name for name, each in batches.features.items() if each.per_example]
@@ -96,7 +101,8 @@ def pack(
             "them"
         )
     if jax.process_count() > 1:  # the digest of all tokens takes longer than their plan
-        hosts.require_agreement({"examples": {"of": examples.identity, "plan": plan.identity}})
+        plans = {"plan": plan.identity, "buckets": [*map(str, plan.buckets)]}
+        hosts.require_agreement({"examples": {"of": examples.identity, **plans}})
     return Packed(batches, sharding)
 
 
