@@ -230,7 +230,7 @@ def score(
         if test:
             corpus, place = prepare_test(config, workdir)
         else:
-            corpus, _ = prepare_on_hosts(config, workdir / "corpus", whole=True)
+            corpus, _ = prepare_on_hosts(config, workdir / "corpus")
             place = workdir / "scores"
         model = make_model(config, corpus)
         # A checkpoint is read whole, optimizer and all.

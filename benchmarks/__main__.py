@@ -16,7 +16,6 @@ python -m benchmarks sides                 # rows of examples with several lengt
 python -m benchmarks pictures              # pictures decoded ahead, packed, and learnt
 python -m benchmarks speech                # frames and letters, packed, sorted, by a budget
 python -m benchmarks tokens                # token files in place, beside a prepared corpus
-python -m benchmarks following --text FILE # a model trained while its text is prepared
 """
 
 import argparse
@@ -29,7 +28,7 @@ SECTIONS = ("planner", "balance", "loader", "resume", "change", "growth")
 # Run only if they are named.
 NAMED = (
     *("fill", "scale", "peers", "tiers", "why", "remote", "updates", "tuning", "groups"),
-    *("following", "sides", "tokens", "pictures", "speech", "histograms"),
+    *("sides", "tokens", "pictures", "speech", "histograms"),
 )
 # The options that a section has; of the sections that run by default, beside the lengths.
 OPTIONS = {
@@ -39,7 +38,6 @@ OPTIONS = {
     "scale": ("examples",),
     "peers": ("text", "interpreter", "row_length"),
     "tuning": ("text",),
-    "following": ("text",),
     "tiers": ("processes",),
     "why": ("steps", "seed"),
     "pictures": ("steps",),
@@ -75,7 +73,7 @@ def main() -> None:
     parser.add_argument(
         "--text",
         metavar="FILE",
-        help="for peers, tuning and following: a document a line (functions of this Python)",
+        help="for peers and tuning: a document a line (functions of this Python)",
     )
     parser.add_argument("--row-length", type=int, default=512, help="for peers (512)")
     parser.add_argument(

@@ -19,7 +19,7 @@ TOKENS = 32_768
 
 
 def measure(lengths: np.ndarray) -> Section:
-    """Plans growing samples of `lengths`, and loads batches from growing corpora."""
+    """Plans growing samples of `lengths`, and loads batches from larger and larger corpora."""
     buckets = pipeline.fit_buckets(lengths, tokens_per_batch=TOKENS, max_buckets=4)
     rng = np.random.default_rng(2)
     lines = []

@@ -39,10 +39,6 @@ def get_config() -> ConfigDict:
         part.targets = config_dict.placeholder(object)
         part.field = "text"  # of a record
         part.begin, part.end = 0.0, 1.0  # the share of the records to read, as fractions
-    # Whether to train while the records are prepared, and the longest wait for more of them, in
-    # seconds; not given: no limit. Without a source, another program writes the corpus.
-    config.train.follow = False
-    config.train.wait_seconds = config_dict.placeholder(float)
     # Instead of other records, the share of the training corpus that is held out for evaluation;
     # 0: none.
     config.eval.hold_out = config_dict.placeholder(float)

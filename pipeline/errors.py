@@ -48,7 +48,7 @@ class NotSealed(UserError, TimeoutError):
 
 
 class Late(UserError, TimeoutError):
-    """A batch that was not ready within the time limit."""
+    """A batch, or an answer of another process, that did not come within the time limit."""
 
 
 class Exists(UserError, FileExistsError):

@@ -35,8 +35,8 @@ changes; or a config (FILE.py or FILE.py:ARGUMENT), whose corpus is prepared fir
 exist yet, and whose options are used."""
 
 LENGTHS = f"""{TOKENS}
-Or a corpus that still grows, of which the sealed parts are read; or lengths alone: .json that
-maps length to count, as {{"12": 3400, "13": 3120}}, or with --lengths a .npy array of integers."""
+Or lengths alone: .json that maps length to count, as {{"12": 3400, "13": 3120}}, or with
+--lengths a .npy array of integers."""
 
 IN = """\
 the names are token files of another program, which are read in place: arrow, parquet, npy,

@@ -27,7 +27,6 @@ class Damaged(Exception):
 def _open(arguments: argparse.Namespace, *, tokens: bool = False) -> tuple[Any, Any]:
     """The dataset and the options of the command line; `tokens`: not only lengths."""
     from pipeline.cli.prepare import open_flags, prepare_config
-    from pipeline.corpus.corpus import Corpus
     from pipeline.history.plans import NAME, read_history
     from pipeline.report import Options, from_corpus, from_run, open_dataset
     from pipeline.trainer.stored_config import read_batches
@@ -44,17 +43,7 @@ def _open(arguments: argparse.Namespace, *, tokens: bool = False) -> tuple[Any, 
                 f"plan of the run in {paths[0]}; remove the options, or give the corpus"
             )
         corpus, plan = read_history(workdir)
-        refits = plan.follows and arguments.command == "buckets" and isinstance(corpus, Corpus)
-        if plan.follows and arguments.command != "show" and not refits:
-            raise InvalidState(
-                f"the run in {paths[0]} followed a corpus that grows, for which "
-                f"{arguments.command} has no figures; give the directory of the corpus: report and "
-                "buckets read what is sealed there, and check reads it once it is finished"
-            )
         dataset = from_run(corpus, paths[0], plan, read_batches(workdir))
-        if refits:
-            name = f"what is sealed for {paths[0]}"
-            dataset = dataclasses.replace(dataset, name=name, corpus=None, plan=None)
     elif arguments.tokens:
         dataset = from_corpus(open_flags(arguments.tokens, paths), " + ".join(paths))
     elif configs and len(paths) > 1:

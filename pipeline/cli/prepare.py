@@ -32,7 +32,7 @@ def prepare_config(path: str, workdir: str | None) -> tuple[AnyCorpus, dict[str,
     """Prepares the corpora of a config; returns the training corpus and the options of its plan."""
     config = load_config(path)
     directory = as_path(workdir or default_workdir(path)) / "corpus"
-    corpus, _ = corpora.prepare_corpora(config, directory, whole=True)
+    corpus, _ = corpora.prepare_corpora(config, directory)
     batches = {name: value for name, value in config.batches.items() if name != "tune"}
     return corpus, {**batches, **config.get("mixture", {}), "seed": config.seed}
 

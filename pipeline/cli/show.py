@@ -66,10 +66,8 @@ class Shown:
         self.planned: PlannedBatch = plan.batch(step)
         epoch, self.bucket = self.planned.epoch, self.planned.bucket
         self.corpus, self.step = corpus, step
-        self.place = f"epoch {epoch}"
-        if not plan.follows:
-            batch = f"batch {step - plan.first_step(epoch):,} of {plan.num_batches(epoch):,}"
-            self.place += f", {batch}"
+        batch = f"batch {step - plan.first_step(epoch):,} of {plan.num_batches(epoch):,}"
+        self.place = f"epoch {epoch}, {batch}"
         length = " + ".join(f"{each:,}" for each in self.bucket.lengths)
         self.shape = f"{counted(self.bucket.rows, 'row')} × {length}"
         costs = plan.options.costs

@@ -161,9 +161,8 @@ class Manifest:
             )
         if not manifest.finished:
             raise InvalidValue(
-                f"the corpus in {place} is half-written. Prepare it again with the same source and "
-                "tokenizer to finish it, or continue its pipeline.Writer; what is done can be read "
-                "with follow=True"
+                f"the corpus in {place} is not finished. Prepare it again with the same source and "
+                "tokenizer, which continues where it stopped, or finish its pipeline.Writer"
             )
         files, sizes = manifest.parts.strings("file"), manifest.parts.numbers("bytes").tolist()
         due = {LENGTHS: manifest.lengths_bytes or 0, **dict(zip(files, sizes, strict=True))}

@@ -20,8 +20,8 @@ class Coverage:
     """Checks that the batches of a plan have each position of an epoch once.
 
     An epoch has each position at most once and, if it is over, each position that is due. The plan
-    may have changes, mix corpora, and follow corpora that grow. `report` is called with a line for
-    each epoch. The check of a single corpus may begin with a later `epoch`.
+    may have changes and mix corpora. `report` is called with a line for each epoch. The check of a
+    single corpus may begin with a later `epoch`.
     """
 
     def __init__(self, plan: Plan, report: Callable[[str], None], epoch: int = 0):
@@ -63,26 +63,10 @@ class Coverage:
                 self._check(epoch, which)
                 self._pieces.pop((epoch, which), None)
 
-    def _expect(self, epoch: int, which: int) -> tuple[np.ndarray, np.ndarray, int]:
-        """The positions that each example must have in an epoch: int64 [examples, sides].
-
-        Also spans that the epoch has lost, and the number of first examples that must be complete.
-        """
-        streams, over = self._plan.streams_of(which, self._step), self._over[which]
-        due, lost = expected_positions(streams, epoch)
-        if epoch < over:
-            return due, lost, len(due)
-        stream, whole = streams[-1], 0
-        if stream.parts is not None and epoch == 0 and self._step:
-            # Rows of earlier chapters have all been taken.
-            legs = self._plan.last_stage(self._step - 1).schedule.taken(self._step).legs
-            chapter = stream.chapter(legs[which])
-            whole = 0 if chapter.has_rest else chapter.place.example
-        return due, lost, whole
-
     def _check(self, epoch: int, which: int) -> None:
         """Checks the pieces of an epoch so far."""
-        due, lost, whole = self._expect(epoch, which)
+        over = epoch < self._over[which]
+        due, lost = expected_positions(self._plan.streams_of(which, self._step), epoch)
         taken = self._pieces.get((epoch, which), [])
         if not taken and not due.any():  # the corpus joins later
             return
@@ -105,7 +89,8 @@ class Coverage:
         overlaps = (example[1:] == example[:-1]) & (end[:-1] > start[1:]).any(axis=1)
         wrong[example[outside]] = wrong[example[1:][overlaps]] = True
         wrong |= (covered > due).any(axis=1)
-        wrong[:whole] |= (covered < due)[:whole].any(axis=1)
+        if over:
+            wrong |= (covered < due).any(axis=1)
         if wrong.any():
             first = int(wrong.argmax())
             self._fail(
@@ -115,7 +100,7 @@ class Coverage:
                 f"once ({counted(int(wrong.sum()), 'such example')})",
             )
         total, name = int(covered.sum()) - lost_positions, self._name(epoch, which)
-        if epoch < self._over[which]:
+        if over:
             self._report(f"{name}: {total:,} positions, each once")
         else:
             self._report(f"{name}, not over: {total:,} positions, none twice")

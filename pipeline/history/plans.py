@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from pipeline.corpus.corpora import Corpora, sealed_parts
-from pipeline.corpus.corpus import Corpus
+from pipeline.corpus.corpora import Corpora
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.pairs import open_corpus
 from pipeline.corpus.views import view_of
@@ -41,8 +40,6 @@ def write_history(workdir: epath.PathLike, corpus: Any, plan: Plan) -> None:
             )
         place = _absolute(one.directory).removeprefix(inside)
         places[name] = {"directory": place, "features": one.added, "view": one.description}
-        if isinstance(one, Corpus) and one.grows:
-            places[name] |= {"follow": True, "hold_out": one.hold_out}
     content = {
         "corpora": places,
         "tokens": corpus.identity,
@@ -72,11 +69,6 @@ def read_history(workdir: epath.PathLike) -> tuple[AnyCorpus, Plan]:
         tokens, places = content["tokens"], content["corpora"]
         opened: dict[str, Any] = {}
         for name, stored in places.items():
-            if stored.get("follow"):
-                options = {"follow": True, "wait_seconds": 0, "hold_out": stored["hold_out"]}
-                opened[name] = Corpus(workdir / stored["directory"], **options)
-                opened[name].refresh(0)
-                continue
             opened[name] = open_corpus(workdir / stored["directory"], features=stored["features"])
             if stored["view"]:
                 opened[name] = view_of(opened[name], stored["view"])
@@ -91,8 +83,7 @@ def read_history(workdir: epath.PathLike) -> tuple[AnyCorpus, Plan]:
             "of the run back there"
         )
     try:
-        parts = sealed_parts(corpus)
-        plan = Plan.replay(parts or corpus, changes)
+        plan = Plan.replay(corpus, changes)
     except Exception as error:  # options of any kind and value
         raise _damage(path, error) from error
     for then, now in zip(identities, plan.entries, strict=True):

@@ -1,4 +1,4 @@
-"""ReadAhead: tells a corpus and its caches which files batches need, and will need."""
+"""ReadAhead: tells the caches of a corpus which files batches need, and will need."""
 
 import collections
 import functools
@@ -12,11 +12,10 @@ from pipeline.corpus.corpora import Corpora
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.fs.fork import Handles
 from pipeline.planning.plan import Plan
-from pipeline.planning.resuming import parts_of
 
 
 class ReadAhead(Handles):
-    """Lets caches fetch the files of the next batches, and corpora that grow hold their parts."""
+    """Lets caches fetch the files of the next batches."""
 
     handles = ("_run",)
 
@@ -35,8 +34,6 @@ class ReadAhead(Handles):
     def begin(self, step: int) -> None:
         """Notes that batches are built from `step` on; any thread may call it, for every batch."""
         self._step = step
-        for name, needed in parts_of(self._plan, step).items():
-            self._corpora[name].hold(needed)
         if self._run is not None or not self._corpus.caches:
             return
         with self._lock:

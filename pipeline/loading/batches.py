@@ -22,7 +22,6 @@ from pipeline.errors import (
 from pipeline.loading.ahead import ReadAhead
 from pipeline.loading.collate import POSITIONS, Positions, collate, collate_examples
 from pipeline.loading.iteration import StepDataset
-from pipeline.loading.prefetch import Ended
 from pipeline.loading.sharding import (
     CONTEXT_ORDERS,
     Block,
@@ -163,13 +162,7 @@ class Batches(StepDataset):
         require_type("plan", plan, Plan, "a pipeline.Plan, as Plan(corpus, buckets)")
         process_count = require_whole("process_count", process_count, 1)
         process_index = require_whole("process_index", process_index, 0)
-        if plan.follows:
-            if not corpus.grows:
-                raise InvalidValue(
-                    f"the plan is for a corpus that grows, but corpus is {corpus!r:.80}; give "
-                    "Corpus.open(directory, follow=True)"
-                )
-        elif len(corpus) != plan.num_examples:
+        if len(corpus) != plan.num_examples:
             raise InvalidValue(
                 f"the corpus has {len(corpus):,} examples and the plan is for "
                 f"{plan.num_examples:,}; make the plan from corpus.lengths"
@@ -238,15 +231,11 @@ class Batches(StepDataset):
     def __repr__(self) -> str:
         buckets = ", ".join(map(str, self.plan.buckets))
         total = "endless" if self.endless else f"{len(self):,} in all"
-        if self.plan.follows:
-            what, batches = f"{self.corpus!r}", "batches as they are sealed"
-        else:
-            what = f"{len(self.corpus):,} examples"
-            batches = f"{self.plan.num_batches():,} batches an epoch"
         # Grain's DataLoader refuses a state whose source is printed in another way.
         origin = self.plan.fingerprint, self.corpus.fingerprint, self.positions
         return (
-            f"Batches({what}, buckets {buckets}, {batches}, {total}, "
+            f"Batches({len(self.corpus):,} examples, buckets {buckets}, "
+            f"{self.plan.num_batches():,} batches an epoch, {total}, "
             f"fingerprint {fingerprint_of(origin)})"
         )
 
@@ -254,8 +243,8 @@ class Batches(StepDataset):
 
     @property
     def endless(self) -> bool:
-        """Whether they have no end, or one that is not known yet."""
-        return self.plan.follows or (self._epochs is None and not self.plan.finite)
+        """Whether they have no end."""
+        return self._epochs is None and not self.plan.finite
 
     def __len__(self) -> int:
         if self.endless:
@@ -274,8 +263,6 @@ class Batches(StepDataset):
     def _make(self, step: Any) -> Any:
         with phase("plan"):
             planned = self.plan.batch(step)
-            if self.plan.follows and self._epochs is not None and planned.epoch >= self._epochs:
-                raise Ended(f"step is {step:,}, but the last epoch ends before it")
         self.ahead.begin(operator.index(step))
         batch = self._build(planned)
         return (planned, batch) if self._planned else batch

@@ -6,13 +6,12 @@ iterators. Grain's transformations of a `StepDataset` are functions of the step,
 is the same for any of them, and for any number of workers of `mp_prefetch`.
 """
 
-import contextlib
 import copy
 import functools
 import operator
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import grain
@@ -271,8 +270,7 @@ class StepIterator(grain.DatasetIterator):
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continues from `state`; another plan's or corpus's state raises a `ValueError`."""
-        with self._paused():
-            self._ahead.jump(self._steps.step_of(state))
+        self._ahead.jump(self._steps.step_of(state))
 
     def start_prefetch(self) -> None:
         """Begins to make elements now, before the first `next`."""
@@ -291,11 +289,4 @@ class StepIterator(grain.DatasetIterator):
         return self._ahead.step
 
     def _set_next_index(self, index: int) -> None:
-        with self._paused():
-            self._ahead.jump(operator.index(index))
-
-    @contextlib.contextmanager
-    def _paused(self) -> Iterator[None]:
-        """Stops the threads, while the next step or the plan changes."""
-        self._ahead.stop()
-        yield
+        self._ahead.jump(operator.index(index))

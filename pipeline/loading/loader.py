@@ -1,20 +1,16 @@
 """The loader: an iterator that transfers batches to the devices ahead, and `load`, to make one."""
 
-import contextlib
 import functools
 import logging
 import math
 import numbers
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
-from pipeline.corpus.corpora import sealed_parts
-from pipeline.corpus.corpus import open_growing
 from pipeline.corpus.groups import truncate_groups
 from pipeline.corpus.interface import AnyCorpus
-from pipeline.corpus.log import Log
 from pipeline.corpus.pairs import open_corpus
 from pipeline.errors import (
     InvalidType,
@@ -27,14 +23,12 @@ from pipeline.loading.ahead import ReadAhead
 from pipeline.loading.batches import A_CORPUS, Batch, Batches, Transform, phase
 from pipeline.loading.collate import Positions
 from pipeline.loading.iteration import StepIterator
-from pipeline.loading.joint_wait import JointWait, wait_together
 from pipeline.loading.prefetch import Prefetch
 from pipeline.loading.sharding import ContextOrder, batch_sharding, multiples, place
 from pipeline.planning.bucket import Bucket, as_buckets
 from pipeline.planning.cascade import Attention
 from pipeline.planning.figures import warn_of_overflow
 from pipeline.planning.fit import fit_buckets
-from pipeline.planning.growing import begin_lengths
 from pipeline.planning.lengths import Exclude
 from pipeline.planning.options import (
     BySide,
@@ -46,7 +40,6 @@ from pipeline.planning.options import (
 )
 from pipeline.planning.plan import PLANNING, Plan
 from pipeline.planning.planned import PlannedBatch
-from pipeline.planning.resuming import may_wait
 
 if TYPE_CHECKING:
     import jax
@@ -77,9 +70,6 @@ class LoadOptions(OrderedOptions, PlanOptions, total=False):
 
 class Loader(StepIterator):
     """An iterator over batches as jax.Arrays, transferred while the last step still runs.
-
-    Processes that share the batches of a corpus that grows wait for it together: all get the next
-    batch, or all the same `TimeoutError`. They must make their loaders in the same order.
 
     Its state is exact with batches in flight: it counts the batches that `next` returned. Like any
     iterator, it keeps its place: a second `for` continues there, and after the last batch, which
@@ -133,26 +123,19 @@ class Loader(StepIterator):
             )
         self.batches, self.plan, self.corpus = batches, batches.plan, batches.corpus
         self.specs, self.sharding = batches.specs, batch_sharding(batches.sharding)
-        self._joint = JointWait.of(self.sharding) if self.plan.follows else None
-        self._begins = True  # `next` has not been called since the beginning or a `set_state`
         # Without `self`, which the thread would keep alive.
-        plan, sharding, features = self.plan, self.sharding, batches.features
-        joins = self._joint is not None
+        sharding, features = self.sharding, batches.features
         built: Any = batches.with_plans()
 
-        def make(step: int) -> tuple[bool, PlannedBatch, Any]:
-            waits = joins and may_wait(plan, step)
+        def make(step: int) -> tuple[PlannedBatch, Any]:
             planned, batch = built[step]
             with phase("transfer"):
                 arrays = place(batch, sharding, bucket=planned.bucket, features=features)
-            return waits, planned, arrays
+            return planned, arrays
 
-        self._logs = [*plan.parts.values()]
-        for log in self._logs:
-            log.open()
         size = prefetch + threads - 1
         ahead = Prefetch(make, size, end=len(batches), threads=threads)
-        close = functools.partial(_close, ahead, batches.ahead, self._logs)
+        close = functools.partial(_close, ahead, batches.ahead)
         super().__init__(batches, ahead, close)
 
     def __repr__(self) -> str:
@@ -179,34 +162,12 @@ class Loader(StepIterator):
         return self._ahead.step
 
     def __next__(self) -> "Batch[jax.Array]":
-        if self._joint is None:
-            _, self.planned, batch = self._ahead.next(self._timeout)
-            return batch
-        before, take = self.step, functools.partial(self._ahead.next, self._timeout)
-        try:
-            taken = self._joint.run(take, lambda taken: taken[0] or self._begins)
-        except BaseException:
-            if self.step != before:
-                self._set_next_index(before)  # this batch is next again
-            raise
-        self._begins, (_, self.planned, batch) = False, taken
+        self.planned, batch = self._ahead.next(self._timeout)
         return batch
 
     def traffic(self) -> dict[str, float]:
         """Counts of reads through a cache so far; see `ReadAhead.traffic`."""
         return self.batches.ahead.traffic()
-
-    @contextlib.contextmanager
-    def _paused(self) -> Iterator[None]:
-        if self._ahead.closed:
-            raise InvalidValue("this loader is closed; make another one")
-        with contextlib.ExitStack() as stack:
-            for log in self._logs:  # a thread that waits for a part ends
-                log.close()
-                stack.callback(log.open)
-            with super()._paused():
-                yield
-        self._begins = True
 
     def __enter__(self) -> "Loader":
         return self
@@ -215,13 +176,10 @@ class Loader(StepIterator):
         self.close()
 
 
-def _close(batches: Prefetch, files: ReadAhead, logs: Iterable[Log]) -> None:
-    if batches.inherited:  # its lock may be held by a thread of the parent
-        return
-    for each in logs:
-        each.close()  # a thread that waits for a part ends
-    batches.close()
-    files.stop()  # last, since a batch in the making would restart it
+def _close(batches: Prefetch, files: ReadAhead) -> None:
+    if not batches.inherited:  # its lock may be held by a thread of the parent
+        batches.close()
+        files.stop()  # last, since a batch in the making would restart it
 
 
 def load(
@@ -236,8 +194,6 @@ def load(
     transform: Transform | None = None,
     context_order: ContextOrder = "contiguous",
     features: Iterable[str] | None = None,
-    follow: bool = False,
-    wait_seconds: float | None = None,
     timeout_seconds: float | None = None,
     **options: Unpack[LoadOptions],
 ) -> Loader:
@@ -267,13 +223,6 @@ def load(
             "contiguous", "zigzag" or "striped" (contiguous); see `Batches`.
         features: names of the features to read, among the corpus's `features` and "example_id";
             (): none; None: all of the corpus, without "example_id".
-        follow: whether the corpus in the directory `corpus` grows; see docs/growing.md. The loader
-            returns the batches of sealed examples, and waits for more. For
-            `Corpus.open(directory, follow=True)` it is always True. It needs `max_length` or
-            `buckets`.
-        wait_seconds: with `follow`, the longest wait for the corpus to grow, after which the loader
-            ends with a `TimeoutError`, on all processes at the same step; None: no limit. Give all
-            processes the same value.
         timeout_seconds: the longest wait for one batch. Then `next` raises a `TimeoutError`, which
             says which step is late, and what its thread is doing; no batch is lost. None: no limit.
         **options: of `fit_buckets`, which chooses the buckets (tokens_per_batch, max_buckets,
@@ -300,38 +249,20 @@ def load(
         )
     sharding = batch_sharding(sharding)
     if isinstance(corpus, str | os.PathLike):
-        corpus = (
-            wait_together(sharding, open_growing, corpus, wait_seconds)
-            if follow
-            else open_corpus(corpus)
-        )
-    parts = sealed_parts(corpus, wait_seconds)
-    if parts is None and (follow or wait_seconds is not None):
-        raise InvalidValue(
-            f"follow is {follow}, wait_seconds is {wait_seconds}, and corpus is {corpus!r:.80}; "
-            "both are for a corpus that grows: give its directory and follow=True"
-        )
+        corpus = open_corpus(corpus)
     require_type("corpus", corpus, "fingerprint", f"a directory, or {A_CORPUS}")
     if buckets is None:
         rows, length = multiples(sharding, context_order)
         several = math.lcm(128, length) if length > 1 else None
         multiple = {"row_multiple": rows, "length_multiple": several}
         fitting = {"max_buckets": 4, **multiple, **options}
-        lengths = (
-            corpus if parts is None else wait_together(sharding, begin_lengths, parts, options)
-        )
-        buckets = fit_buckets(lengths, **select_options(FITTING, fitting))
+        buckets = fit_buckets(corpus, **select_options(FITTING, fitting))
     overflow = options.get("overflow")
     if isinstance(overflow, str) and overflow == "truncate" and corpus.trees is not None:
         buckets = as_buckets(buckets)
         corpus = truncate_groups(corpus, buckets[-1].length)
-    if parts is not None and (options.get("weights") is None) == isinstance(parts, dict):
-        raise InvalidValue(
-            "weights= are needed for Corpora some of which grow, and are not for a single corpus"
-        )
-    planning = select_options(PLANNING, options)
-    plan = Plan(corpus if parts is None else parts, buckets, **planning)
-    if parts is None and (warning := warn_of_overflow(plan.stages[0])):
+    plan = Plan(corpus, buckets, **select_options(PLANNING, options))
+    if warning := warn_of_overflow(plan.stages[0]):
         logger.warning(warning)
     batches = Batches(
         corpus,

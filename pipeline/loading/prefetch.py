@@ -23,7 +23,7 @@ PACKAGE = __name__.partition(".")[0] + "."
 
 
 class Ended(OutOfRange):
-    """A step after the last one; that of a corpus that grows may not be known before."""
+    """A step after the last one."""
 
 
 class Prefetch(Generic[T]):
@@ -68,6 +68,10 @@ class Prefetch(Generic[T]):
             )
         return self._closed
 
+    def _require_open(self) -> None:
+        if self.closed:
+            raise InvalidValue("this loader is closed; make another one")
+
     def next(self, seconds: float | None = None) -> T:
         """The next element; raises the error of its step, or `Late` after `seconds`."""
         try:
@@ -77,8 +81,7 @@ class Prefetch(Generic[T]):
 
     def _take(self, seconds: float | None) -> T:
         begin = time.monotonic()
-        if self.closed:
-            raise InvalidValue("this loader is closed; make another one")
+        self._require_open()
         if not self._count:
             with self._in_turn:
                 here = self._make_step(self.step)
@@ -131,9 +134,11 @@ class Prefetch(Generic[T]):
             thread.join(max(until - time.monotonic(), 0))
 
     def jump(self, step: int) -> None:
-        """Makes `step` the next one, after `stop`; threads that began again meanwhile end."""
+        """Makes `step` the next one."""
+        self._require_open()
+        self.stop()
         with self._changed:
-            self._forget()
+            self._forget()  # threads that began again meanwhile
             self.step = step
 
     def _forget(self) -> None:

@@ -7,9 +7,9 @@ It is small JSON, the same on every host and for any number of hosts:
                             "corpus": {"tokens": "91f9…", …}}], "digest": "8c41…"}
 
 A plan that changes (`Plan.after`) has an entry for each of its stages. If corpora join, an entry
-has the identity of all corpora so far. Entries of corpora that grow say where their windows begin.
-`"positions": "restart"` is there if batches are built with that option, and `"order"` if Grain
-slices or shuffles them: steps are then counted after that. The digest is that of the entries.
+has the identity of all corpora so far. `"positions": "restart"` is there if batches are built with
+that option, and `"order"` if Grain slices or shuffles them: steps are then counted after that. The
+digest is that of the entries.
 """
 
 import contextlib
@@ -25,7 +25,6 @@ from pipeline.errors import InvalidValue
 from pipeline.planning.identity import fingerprint_of, flatten
 from pipeline.planning.lengths import take_first
 from pipeline.planning.plan import Plan
-from pipeline.planning.resuming import entries_at, match, resumed
 
 DEFAULTS: dict[str, Any] = {"positions": "continue", "order": []}  # those that states leave out
 
@@ -45,11 +44,8 @@ class StateKey(NamedTuple):
 
     def state(self, step: int) -> dict[str, Any]:
         """The data state after `step` batches."""
-        follows = self.plan.follows
-        entries = [dict(each) for each in entries_at(self.plan, self._reach(int(step)))]
-        if follows and self.corpus is not None:
-            entries[0]["corpus"] = self.corpus.identity
-        counts = () if follows else self.plan.counts
+        reach, counts = max(self._reach(int(step)), 1), self.plan.counts
+        entries = [dict(each) for each in self.plan.entries if each["from"] < reach]
         for entry, count, before in zip(entries, counts, (0, *counts), strict=False):
             if count != before and self.corpus is not None:
                 whole = count == len(self.corpus)
@@ -60,7 +56,7 @@ class StateKey(NamedTuple):
         return copy.deepcopy(state)  # who changes it changes no plan
 
     def resume(self, state: Any) -> int:
-        """Makes the plan ready to continue from `state`; returns its step.
+        """The step of `state`.
 
         Raises:
             ValueError: `state` is not a data state, or belongs to another plan, corpus, positions
@@ -84,25 +80,8 @@ class StateKey(NamedTuple):
                 "plan alone, StateKey(plan).resume(state)"
             )
         saved = {name: state.get(name, default) for name, default in DEFAULTS.items()}
-        changes, plan = differences(saved, dict(self._options)), self.plan
-        if self.plan.follows and not changes:
-            if [*then[0].get("places", ())] != [*self.plan.names]:
-                raise InvalidValue(
-                    f"the state of step {step:,} belongs to a corpus that was planned as a whole, "
-                    "or to other corpora; load those, without follow=True if they were planned as "
-                    "a whole"
-                )
-            changes = [
-                change
-                for entry, stage in match(self.plan, then)
-                for change in differences(entry["identity"], stage.identity)
-            ]
-            if not changes:
-                plan = resumed(self.plan, then)
-                if self.corpus is not None:
-                    changes = differences(then[0]["corpus"], self.corpus.identity)
-        elif not changes:
-            changes = _changes(self._reach(step), then, self.state(step)["plans"])
+        changes = differences(saved, dict(self._options))
+        changes = changes or _changes(self._reach(step), then, self.state(step)["plans"])
         if changes:
             raise InvalidValue(
                 f"the state of step {step:,} belongs to another plan or corpus: "
@@ -110,8 +89,6 @@ class StateKey(NamedTuple):
                 "saved with, change that plan from a later step on (plan.after), or start a new "
                 "run in another directory"
             )
-        if plan is not self.plan:
-            self.plan.become(plan)
         return step
 
     @property
@@ -120,7 +97,7 @@ class StateKey(NamedTuple):
 
     def _reach(self, step: int) -> int:
         """The step up to which the plan counts."""
-        return sys.maxsize if self.order and not self.plan.follows else step
+        return sys.maxsize if self.order else step
 
 
 def _is_state(state: Any) -> bool:

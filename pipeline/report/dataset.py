@@ -10,10 +10,9 @@ from etils import epath
 
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.links import guess
-from pipeline.corpus.log import Log
-from pipeline.corpus.manifest import MANIFEST, Manifest
+from pipeline.corpus.manifest import MANIFEST
 from pipeline.corpus.pairs import open_corpus
-from pipeline.errors import InvalidValue, Missing, StorageError, counted, suggest_option
+from pipeline.errors import InvalidValue, Missing, StorageError, suggest_option
 from pipeline.fs.atomic import as_path
 from pipeline.planning.bucket import PAIR, Bucket
 from pipeline.planning.fit import fit_buckets
@@ -136,8 +135,7 @@ def open_dataset(paths: Sequence[str], *, lengths: bool = False) -> Dataset:
     """The dataset in `paths`; several paths are the sources of one mixture.
 
     A path is the directory of a corpus, or a file of lengths: `.json`, an object that maps length
-    to count, or with `lengths`, `.npy`, an integer array. A corpus that grows gives the lengths of
-    its sealed parts.
+    to count, or with `lengths`, `.npy`, an integer array.
     """
     parts = [_open(path, lengths) for path in paths]
     if len(parts) == 1:
@@ -165,8 +163,6 @@ def _open(path: str, lengths: bool) -> Dataset:
             f"{path} is a file of unknown kind; give the directory of a corpus, a config (.py), or "
             "lengths (.npy, or .json that maps length to count)"
         )
-    if (begun := Manifest.find(place)) is not None and not begun.finished:
-        return _open_sealed(place, name)
     try:
         return from_corpus(open_corpus(place), name)
     except Missing as error:
@@ -177,16 +173,6 @@ def _open(path: str, lengths: bool) -> Dataset:
                 "of these"
             ) from error
         raise
-
-
-def _open_sealed(directory: epath.Path, name: str) -> Dataset:
-    """The lengths of the parts of a corpus that grows that are sealed and not deleted."""
-    log = Log(directory)
-    parts = [entry.part for entry in log.entries(log.first())]
-    if not parts:
-        raise Missing(f"nothing is sealed yet in {name}; wait for its writer, or start it again")
-    lengths = np.concatenate(log.read_lengths(parts))
-    return from_lengths(f"the {counted(len(parts), 'sealed part')} of {name}", lengths)
 
 
 def _read_lengths(path: epath.Path) -> np.ndarray:

@@ -19,8 +19,6 @@ from etils import epath
 from jax.extend.core import Literal
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, use_abstract_mesh
 
-from pipeline.corpus.corpora import Corpora
-from pipeline.corpus.corpus import Corpus
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.pairs import open_corpus
 from pipeline.corpus.parts import json_digest
@@ -87,8 +85,7 @@ def score(
     shared directory.
 
     Args:
-        corpus: a corpus, a view of one, pairs, `Corpora`, or a directory, as for `load`. A corpus
-            that grows must be finished.
+        corpus: a corpus, a view of one, pairs, `Corpora`, or a directory, as for `load`.
         step: `step(batch)`, or with a state `step(state, batch)`; a function for `jax.jit`. It
             returns a dict of arrays.
         directory: the directory for `scores.arrow`, and for `scores.json`, which describes it and
@@ -122,7 +119,7 @@ def score(
     known = {*ScoreOptions.__annotations__, *list_keywords(score)}
     if wrong := [name for name in options if name not in known]:
         raise InvalidType(f"score() has no option {suggest_option(wrong[0], known)}")
-    corpus = _finished(open_corpus(corpus) if isinstance(corpus, str | os.PathLike) else corpus)
+    corpus = open_corpus(corpus) if isinstance(corpus, str | os.PathLike) else corpus
     corpus = corpus.covering() if isinstance(corpus, AnyCorpus) else corpus
     epoch, leads = require_whole("epoch", epoch, 0), jax.process_index() == 0
     directory = make_directory(directory)
@@ -206,15 +203,6 @@ def score(
             return open_table(table)
 
         return hosts.main_process_first("writing the scores", finish)
-
-
-def _finished(corpus: Any) -> Any:
-    """The corpus; for one that grows, the finished corpus."""
-    if not getattr(corpus, "grows", False):  # or it is the name of a directory
-        return corpus
-    if isinstance(corpus, Corpora):
-        return Corpora({name: _finished(each) for name, each in corpus.corpora.items()})
-    return Corpus.open(corpus.directory)
 
 
 def _read_past(directory: epath.Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from etils import epath
 
-from pipeline.errors import InvalidState, InvalidValue, NotSealed, require
+from pipeline.errors import InvalidState, InvalidValue, require
 from pipeline.fs import Mirror, ObjectPath, as_path, is_local, name_full_disk
 from pipeline.planning.identity import fingerprint_of
 from pipeline.steps.checksum import checksums
@@ -129,10 +129,10 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # A loss that is not finite stops all processes at the same step, and so does a corpus that
-        # has not grown, so a save that has begun can end. After another error, other processes may
-        # be gone, and waiting for them would hang.
-        if kind is None or issubclass(kind, FloatingPointError | NotSealed):
+        # A loss that is not finite stops all processes at the same step, so a save that has begun
+        # can end. After another error, other processes may be gone, and waiting for them would
+        # hang.
+        if kind is None or issubclass(kind, FloatingPointError):
             self.close()
 
     def _push(self, mirror: Mirror) -> None:

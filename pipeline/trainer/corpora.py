@@ -6,21 +6,17 @@ import inspect
 import json
 import os
 import re
-import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 from etils import epath
 
 from pipeline.corpus import views
 from pipeline.corpus.corpora import Corpora
-from pipeline.corpus.corpus import open_growing
 from pipeline.corpus.in_place import InPlace
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.links import link
-from pipeline.corpus.log import fail_growing
 from pipeline.corpus.pairs import open_corpus
 from pipeline.corpus.preparation import prepare
 from pipeline.corpus.tasks import CAUSAL, Task
@@ -28,7 +24,6 @@ from pipeline.errors import InvalidValue, require_one_of
 from pipeline.planning.identity import fingerprint_of
 from pipeline.steps import hosts
 from pipeline.text import sources, templates, tokenizers
-from pipeline.text.features import OF
 
 TEMPLATES: dict[str, Callable] = {
     "": lambda: None,
@@ -37,7 +32,6 @@ TEMPLATES: dict[str, Callable] = {
     "preference": templates.Preference,
 }
 VIEWS: dict[str, Callable] = {"causal": lambda corpus, seed: corpus, **views.KINDS}
-SOURCES = ("source", "files", "tfds")
 MAKER = "such as configs.vision:make_corpus"
 ADVICE = "name it in config.tokenizer.{0}_token, or set config.tokenizer.{0} to False for no mark"
 
@@ -60,7 +54,7 @@ def open_source(fields: Mapping[str, Any], name: str) -> sources.Source | source
         if not all(isinstance(each, str) for each in several):
             seen = f"{name}.{key} is {given!r:.200}"
             raise InvalidValue(f"{seen}; give a name or glob, or a list or tuple of them")
-    path, files, tfds = named = [fields.get(key, "") for key in SOURCES]
+    path, files, tfds = named = [fields.get(key, "") for key in ("source", "files", "tfds")]
     if sum(map(bool, named)) != 1:
         raise InvalidValue(
             f"{name} has source={path!r}, files={files!r}, tfds={tfds!r}; give one of them and "
@@ -167,12 +161,6 @@ class Text:
         of = self.field if template is None else functools.partial(templates.texts, template)
         return self.source, of
 
-    @property
-    def has_arrays(self) -> bool:
-        """Whether its examples have sides of arrays."""
-        features = getattr(self.template, "features", None) or {}
-        return any(each.of not in OF for each in features.values())
-
     def prepare(
         self,
         tokenizer: tokenizers.Tokenizer,
@@ -205,7 +193,6 @@ class Part:
     folder: str  # its directory in that of all corpora
     name: str  # of its fields, for messages
     fields: Any
-    follows: bool  # whether it is trained on while it is prepared
     text: Text | None = None
     make: Callable | None = None  # the function that the field `corpus` names
 
@@ -213,12 +200,11 @@ class Part:
     def of(cls, folder: str, fields: Any, config: Any) -> "Part":
         """The part with these fields of `config`, which are checked."""
         name = f"config.{folder.replace('/', '.')}"
-        follows = folder != "eval" and bool(fields.get("follow"))
         if path := fields.get("corpus"):
-            return cls(folder, name, fields, follows, make=_import(path, f"{name}.corpus", MAKER))
-        if fields.get("format") or (follows and not any(fields.get(key) for key in SOURCES)):
-            return cls(folder, name, fields, follows)
-        return cls(folder, name, fields, follows, text=_open_text(name, fields, config))
+            return cls(folder, name, fields, make=_import(path, f"{name}.corpus", MAKER))
+        if fields.get("format"):
+            return cls(folder, name, fields)
+        return cls(folder, name, fields, text=_open_text(name, fields, config))
 
     def link(self, directory: epath.Path, tokenizer: Any, task: Task, config: Any) -> None:
         """Links its token files, if it has such, as a corpus in its directory."""
@@ -302,12 +288,10 @@ def open_tokenizer(
         raise InvalidValue(f"{error.seen}; {advice.format(error.option)}") from error
 
 
-def prepare_corpora(config: Any, directory: epath.Path, *, whole: bool = False) -> tuple[Any, Any]:
+def prepare_corpora(config: Any, directory: epath.Path) -> tuple[Any, Any]:
     """The corpora for training and evaluation, prepared now if they do not exist yet.
 
-    All fields are checked first. A training corpus that has `follow` is prepared meanwhile, in a
-    thread of process 0, and can be opened once its first part is sealed. configs/quickstart.py
-    describes the fields.
+    All fields are checked first. configs/quickstart.py describes them.
 
     Args:
         config: `train` and `eval`, each with the fields of `open_source` and `field`, the name of
@@ -318,8 +302,6 @@ def prepare_corpora(config: Any, directory: epath.Path, *, whole: bool = False) 
             by name; if others may join `train` later, `added`, by name. Without `train` and
             `sources`, only the second corpus is made.
         directory: the directory of the corpora, each in a directory called like its fields.
-        whole: whether followed corpora must be finished; they are prepared to their end or, if
-            another program writes them, refused if they are not finished.
 
     Returns:
         The training corpus, and that for evaluation. The first is `Corpora` for a mixture, in the
@@ -353,17 +335,6 @@ def prepare_corpora(config: Any, directory: epath.Path, *, whole: bool = False) 
             "some corpora of the config are pairs, which have two fields, and others have one; "
             "give each corpus one name, or for pairs each corpus two"
         )
-    followed = [part.folder for part in parts if part.follows]
-    if followed and (
-        pairs == {True}
-        or any(text.has_arrays for text in texts)
-        or config.task.kind != "causal"
-        or added
-    ):
-        raise InvalidValue(
-            f"follow is True for {', '.join(followed)}, but needs task.kind 'causal', one field "
-            "of text, and no config.added; set it to False, or change those"
-        )
     view = open_view(config.task.to_dict(), config.seed)
     task = getattr(VIEWS[config.task.kind], "needs", CAUSAL)
     trained = config.tokenizer.kind == "sentencepiece" and not config.tokenizer.model
@@ -374,25 +345,16 @@ def prepare_corpora(config: Any, directory: epath.Path, *, whole: bool = False) 
         tokenizer = open_tokenizer(config.tokenizer, first_texts, model, config.seed)
     for part in parts:
         part.link(directory, tokenizer, task, config)
-    for part in sorted(parts, key=lambda part: part.follows):
-        if part.text is None:
-            continue
-        if not part.follows or whole:
+    for part in parts:
+        if part.text is not None:
             part.text.prepare(tokenizer, directory / part.folder, task)
-        elif jax.process_index() == 0:
-            _prepare_meanwhile(part.text, tokenizer, directory / part.folder)
     cached = config.get("cache", {})
     cache: Any = {"cache": cached.get("directory"), "cache_bytes": cached.get("bytes")}
     opened: list[Any] = []
     for part in parts:
         place = directory / part.folder
-        if part.follows and not whole:
-            corpus: Any = open_growing(place, part.fields.get("wait_seconds"))
-        elif part.make:
-            corpus = part.make(part.fields.split, place)
-        else:
-            corpus = open_corpus(place, **cache)
-        opened.append(view(corpus))
+        made = part.make(part.fields.split, place) if part.make else open_corpus(place, **cache)
+        opened.append(view(made))
     several = opened[: len(training)]
     if not several:
         return None, opened[-1]
@@ -415,7 +377,7 @@ def prepare_test(config: Any, workdir: epath.Path) -> tuple[AnyCorpus, epath.Pat
     fields = json.loads(config.to_json())
     directory = workdir / "tests" / fingerprint_of([fields["eval"], fields["template"]])
     if config.eval.get("hold_out"):
-        _, corpus = prepare_on_hosts(config, workdir / "corpus", whole=True)
+        _, corpus = prepare_on_hosts(config, workdir / "corpus")
         return corpus, directory
     test = config.copy_and_resolve_references()
     with test.unlocked():
@@ -427,23 +389,11 @@ def prepare_test(config: Any, workdir: epath.Path) -> tuple[AnyCorpus, epath.Pat
     return corpus, directory
 
 
-def prepare_on_hosts(config: Any, directory: epath.Path, **options: Any) -> tuple[Any, Any]:
+def prepare_on_hosts(config: Any, directory: epath.Path) -> tuple[Any, Any]:
     """The result of `prepare_corpora`, which process 0 of a run calls first."""
     return hosts.main_process_first(
-        "preparing the corpus", lambda: prepare_corpora(config, directory, **options)
+        "preparing the corpus", lambda: prepare_corpora(config, directory)
     )
-
-
-def _prepare_meanwhile(text: Text, tokenizer: tokenizers.Tokenizer, directory: epath.Path) -> None:
-    """Prepares a corpus in a thread; if that fails, the process stops."""
-
-    def work() -> None:
-        try:
-            text.prepare(tokenizer, directory)
-        except BaseException as error:
-            fail_growing(directory, error)
-
-    threading.Thread(target=work, name="preparing", daemon=True).start()
 
 
 def order_sources(names: Collection[str], weights: Any) -> tuple[list[str], int]:

@@ -1,11 +1,8 @@
 """A run of train.py: everything in its loop but data and model."""
 
-import collections
 import contextlib
-import functools
 import json
 import logging
-import os
 import re
 import signal
 from collections.abc import Callable, Iterator, Mapping
@@ -19,10 +16,8 @@ from pipeline.errors import InvalidValue, counted
 from pipeline.fs.atomic import as_path, directory_lock, make_directory, remove_leftovers
 from pipeline.history import RunLog, loss_archive, write_history
 from pipeline.loading.batches import Batches
-from pipeline.loading.joint_wait import wait_together
 from pipeline.loading.loader import Loader
 from pipeline.loading.sharding import batch_sharding, multiples
-from pipeline.planning.identity import fingerprint_of
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
 from pipeline.steps import Compiled, CompileLog, hosts, keep_programs, make_mesh, programs_table
@@ -162,20 +157,15 @@ class Run(contextlib.ExitStack):
         if self._schedule.tunes:
             with self.log.clock("tune"):
                 tuned = tune_run(self.config, corpus, make_steps, self.workdir, mesh=self.mesh)
-        make = functools.partial(self._schedule.plan, row_multiple=rows, tuned=tuned)
-        if corpus.grows:  # fitting buckets may wait for the first window
-            make = functools.partial(wait_together, self.layout["sharding"], make)
         with self.log.clock("plan"):
-            self._plan = make(corpus, mixture)
+            self._plan = self._schedule.plan(corpus, mixture, row_multiple=rows, tuned=tuned)
             if self._plan.finite and self.config.steps > self._plan.num_batches():
                 raise InvalidValue(
                     f"steps is {self.config.steps:,}, but the plan ends after "
                     f"{self._plan.num_batches():,}; give fewer steps, or repeat sources with "
                     "--config.mixture.ending=repeat"
                 )
-            plan = self._plan
-            if not plan.follows:  # else any bucket may be needed
-                plan = plan.onward(self.first_step)
+            plan = self._plan.onward(self.first_step)
         logger.info(f"{plan}")
         return plan
 
@@ -220,9 +210,6 @@ class Run(contextlib.ExitStack):
         self._flops = flops
         save_config(self.workdir, self.config)  # of a start that is not refused
         state = self._restore() if self.first_step else self._initialise()
-        # The oldest part that each of the latest checkpoints needs, by corpus.
-        self._oldest_parts: collections.deque[Any] = collections.deque(maxlen=self.config.keep)
-        self._keep_parts(self._loader.get_state())
         self.checkpoints.compile(state)
         if self._leads:
             write_history(self.workdir, self._loader.corpus, self._plan)
@@ -304,7 +291,6 @@ class Run(contextlib.ExitStack):
             run = {"config": self._fields, "schedule": self._schedule.as_json()}
             run["record"] = self.log.save()
             self.checkpoints.save(done, state, data=data, run=run)
-            self._keep_parts(data)
         ends = done == self.config.steps
         if ends and (unapplied := int(state["steps"]) % self.config.accumulate):
             logger.warning(
@@ -314,16 +300,6 @@ class Run(contextlib.ExitStack):
             )
         if self._interrupted:
             logger.info(f"{self._signals.reason}: saved step {done:,}; run again to continue")
-
-    def _keep_parts(self, data: Mapping[str, Any]) -> None:
-        """Tells the writers of corpora that grow which parts the checkpoints need."""
-        if self._plan.follows:
-            self._oldest_parts.append(data["plans"][0]["places"])
-        for name, parts in self._plan.parts.items() if self._leads else ():
-            # Checkpoints of an earlier start may still need the parts that it kept.
-            if not self.first_step or len(self._oldest_parts) == self._oldest_parts.maxlen:
-                needed = min(places[name]["part"] for places in self._oldest_parts)
-                parts.hold(fingerprint_of(os.path.abspath(self.workdir)), needed)
 
     def _finish(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:

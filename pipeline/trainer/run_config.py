@@ -23,7 +23,7 @@ MAY_CHANGE = {
     *("steps", "mesh", "context_order", "microbatches", "memory_budget", "skip_steps", "cache"),
     *("on_nonfinite", "eval_every", "checkpoint_every", "keep", "peak_flops"),
     *(DECAY, "mixture", "sources", "added", "batches", "seed", "schedule"),
-    *("segment_losses", "train.wait_seconds"),
+    "segment_losses",
 }
 
 

@@ -9,12 +9,11 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pipeline.corpus.corpora import Corpora, sealed_parts
+from pipeline.corpus.corpora import Corpora
 from pipeline.errors import InvalidValue, require_whole, suggest_option
 from pipeline.history.plans import describe_changes
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.fit import fit_buckets
-from pipeline.planning.growing import begin_lengths
 from pipeline.planning.options import list_keywords, select_options
 from pipeline.planning.plan import PLANNING, Plan
 from pipeline.trainer.run_config import show_field
@@ -160,13 +159,8 @@ class Schedule:
         if tuned is not None:
             begin.options["buckets"] = [bucket.as_json for bucket in tuned]
         new = [number for number, entry in enumerate(self.entries) if not entry.plan]
-        known: Any = corpus
-        if (parts := sealed_parts(corpus)) is not None:
-            corpus, known = parts, None
-            if any("buckets" not in self.entries[number].options for number in new):
-                known = begin_lengths(parts, self.options())
         for number in new:
-            self._resolve(number, known, mixture or {})
+            self._resolve(number, corpus, mixture or {})
         (_, first), *later = ((entry.step, entry.plan) for entry in self.entries)
         if mixture:
             first = {**first, **mixture}

@@ -53,11 +53,6 @@ def tune_run(
     segments in a row, or from None if their losses are not needed. With `again`, a stored result is
     measured again.
     """
-    if corpus.grows:
-        raise InvalidValue(
-            "buckets are measured for a whole corpus, but this one grows; set config.batches.tune "
-            "or follow to False"
-        )
     if isinstance(corpus, Corpora):
         raise InvalidValue(
             "config.batches.tune is for one corpus, but this run has several; tune on the largest, "

@@ -186,25 +186,23 @@ def test_rows_are_as_long_as_a_batch_where_nothing_is_said(run, tmp_path):
 # ---- buckets and show
 
 
-def test_buckets_and_report_read_what_is_sealed_of_a_corpus_that_grows(run, tmp_path):
+def test_buckets_are_those_that_are_fitted_to_a_corpus_once_it_is_finished(run, tmp_path):
     lengths = np.clip(np.random.default_rng(0).lognormal(3, 1, 200), 1, 200).astype(int)
-    with pipeline.Writer(tmp_path / "grown") as writer:
-        for number, length in enumerate(lengths, 1):
+    with pipeline.Writer(tmp_path / "corpus") as writer:
+        for length in lengths:
             writer.append(np.ones(length + 1, int))
-            if number % 50 == 0:
-                writer.seal()
-    planning = "--tokens-per-batch", 2048, "--max-buckets", 2
-    out = run.done("buckets", tmp_path / "grown", *planning)
+        writer.seal()
+        for command in ("report", "buckets", "show"):
+            assert "is not finished" in run.refused(command, tmp_path / "corpus")
+        status, _, err = run("check", tmp_path / "corpus")
+        assert (status, "is not finished" in err) == (DAMAGED, True)
+        writer.finish()
+    out = run.done("buckets", tmp_path / "corpus", "--tokens-per-batch", 2048, "--max-buckets", 2)
     pasted: dict = {}
     exec(out, pasted)
     fitted = fit_buckets(lengths, tokens_per_batch=2048, max_buckets=2, length_multiple=None)
     assert pasted["buckets"] == fitted
-    assert f"# Fitted to the 4 sealed parts of {tmp_path / 'grown'}\n" in out
-    seen = json.loads(run.done("report", tmp_path / "grown", "--json", *planning))
-    assert (seen["sides"][0]["examples"], seen["ran"]) == (200, False)
-    for command in ("show", "check"):
-        err = run.refused(command, tmp_path / "grown")
-        assert f"{command} needs a finished corpus with its tokens, not the 4 sealed parts" in err
+    assert f"# Fitted to {tmp_path / 'corpus'}\n" in out
 
 
 # ---- pairs, and the work directories of runs

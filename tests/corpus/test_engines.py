@@ -56,7 +56,7 @@ def test_shares_are_done_in_any_order_and_found_when_the_corpus_is_finished(
     shares, job = random.Random(0).sample(range(4), 4), Job(source, Bytes(), **options)
     for number in [*shares, shares[0]]:
         prepare_share(job, tmp_path / "corpus", (number, 4), progress=False)
-    with pytest.raises(ValueError, match="half-written"):
+    with pytest.raises(ValueError, match="is not finished"):
         Corpus.open(tmp_path / "corpus")
     monkeypatch.setattr(Bytes, "encode_batch", None)  # nothing is left to do
     prepare(source, Bytes(), tmp_path / "corpus", **options, progress=False)

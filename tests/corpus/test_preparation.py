@@ -152,7 +152,7 @@ def test_a_killed_run_goes_on_where_it_was_and_ends_the_same(source, tmp_path, r
     records = [json.loads(path.read_text()) for path in in_shards.glob("0*.json")]
     sealed = sum(part["examples"] for record in records for part in record["parts"])
     assert 0 < sealed < len(LINES)
-    with pytest.raises(ValueError, match="half-written"):
+    with pytest.raises(ValueError, match="is not finished"):
         Corpus.open(tmp_path / "corpus")
 
     Path(f"{source.files[0]}.log").unlink()

@@ -8,9 +8,7 @@ from etils import epath
 
 import pipeline
 from pipeline import Bucket, Plan
-from pipeline.corpus.writer import Writer
 from pipeline.history import read_history, write_history
-from pipeline.planning import growing
 from tests.history.documents import write_documents
 
 SHORT = (Bucket(8, 16), Bucket(4, 32))
@@ -166,36 +164,3 @@ def test_the_features_that_were_added_to_a_corpus_are_opened_with_it(tmp_path):
         again, _ = read_history(epath.Path(tmp_path / str(number)))
         assert again.fingerprint == each.fingerprint
     assert float(again[3]["reward"]) == 3
-
-
-# ---- runs that followed a corpus while it grew
-
-
-@pytest.fixture
-def followed(tmp_path, monkeypatch):
-    """The work directory of a run, and its plan, which changes once."""
-    monkeypatch.setattr(growing, "CHAPTER", 3)
-    rng = np.random.default_rng(0)
-    with Writer(tmp_path / "corpus" / "train") as writer:
-        for number in range(200):
-            writer.append(rng.integers(0, 255, rng.integers(2, 80)))
-            if number % 20 == 19:
-                writer.seal()
-        writer.finish()
-    corpus = pipeline.Corpus.open(tmp_path / "corpus" / "train", follow=True).split(0.1)[0]
-    plan = Plan(corpus.log, [Bucket(4, 64)], window=50)
-    plan = plan.after(12, buckets=[Bucket(2, 64)])
-    write_history(tmp_path, corpus, plan)
-    return tmp_path, plan
-
-
-@pytest.mark.parametrize("steps", [5, 40, 120])  # in a chapter, in another, in a later epoch
-def test_a_followed_run_is_audited(followed, audited, steps):
-    workdir, plan = followed
-    lines = lines_of(plan, steps)
-    out = audited(workdir, lines, "\nepoch 0")
-    assert ("\nepoch 1" in out) == (steps == 120)
-    lines[4]["batch"] = lines[3]["batch"]
-    audited(workdir, lines, "step 4 did not run the batch that was planned", finds=True)
-    corpus, _ = read_history(workdir)
-    assert len(corpus[150]["inputs"]) == corpus.lengths[150]

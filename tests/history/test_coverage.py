@@ -7,22 +7,13 @@ import pytest
 
 from pipeline import Bucket, Plan
 from pipeline.history.coverage import Coverage, NotAsPlanned
-from pipeline.planning import growing
-from tests.planning.corpora import SealedInMemory, draw_parts, lognormal
+from tests.planning.corpora import lognormal
 
 SHORT, LONG = (Bucket(8, 16), Bucket(4, 32)), (Bucket(4, 64),)
 SIZES = lognormal(120)
 MIXED = {"a": SIZES, "b": lognormal(70, seed=1)}
 PAIRS = np.stack([lognormal(90, most=32, seed=2), lognormal(90, 2, most=24, seed=3)], axis=1)
 EQUAL = {"weights": {"a": 1, "b": 1}}
-
-
-def follow(corpora, **options):
-    return Plan(corpora, options.pop("buckets", SHORT), window=50, **options)
-
-
-def sealed(seed=0):
-    return SealedInMemory(draw_parts(np.random.default_rng(seed), 60))
 
 
 KINDS = {
@@ -36,18 +27,7 @@ KINDS = {
         .after(7, buckets=LONG, seed=1)
     ),
     "mixed and changed": lambda: Plan(MIXED, SHORT, **EQUAL).after(5, buckets=LONG, tiers=4),
-    "growing and changed": lambda: (
-        follow(sealed(), buckets=LONG, overflow="truncate").after(5, buckets=SHORT).after(
-            9, overflow="drop"
-        )
-    ),
-    "growing and mixed": lambda: follow({"a": sealed(1), "b": MIXED["b"]}, **EQUAL),
-}  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _short_chapters(monkeypatch):
-    monkeypatch.setattr(growing, "CHAPTER", 3)
+}
 
 
 @pytest.fixture(params=KINDS)

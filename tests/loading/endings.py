@@ -20,7 +20,6 @@ import numpy as np
 import pipeline
 from pipeline import Batches, Bucket, Examples, Feature, Plan
 from pipeline.corpus.reader import Reader
-from pipeline.corpus.writer import Writer
 
 LIMIT = 20.0  # seconds until a child counts as stuck
 LATER = 2  # calls before the one that stalls or raises
@@ -132,14 +131,6 @@ def run(what, where, end, pipe):
     elif where == "Grain's map":
         batches = Batches(examples, Plan(examples, options["buckets"], max_segments=8))
         iterator = iter(batches.repeat().map(same).to_iter_dataset())
-    elif where == "follow":
-        directory = tempfile.mkdtemp()
-        writer = Writer(directory)
-        for each in tokens:
-            writer.append(each)
-        writer.seal()
-        more = {"follow": True, "window": 100, "buckets": options["buckets"]}
-        iterator = pipeline.load(directory, transform=same if what in ERRORS else None, **more)
     else:
         iterator = pipeline.load(
             examples, transform=same if where == "transform" else None, **options
@@ -152,8 +143,6 @@ def run(what, where, end, pipe):
                 pass
 
     if end == "ctrl-c" and what not in ERRORS:
-        if where == "follow":
-            threading.Timer(1, say, ["stalls"]).start()
         return loop()
     if what in ERRORS:
         try:
@@ -168,9 +157,7 @@ def run(what, where, end, pipe):
         elif hasattr(iterator, "start_prefetch"):
             next(iterator)
             iterator.start_prefetch()
-        if where == "follow":
-            time.sleep(0.5)
-        elif not happened.wait(LIMIT):
+        if not happened.wait(LIMIT):
             say("nothing happened")
     say("ends")
     if end == "close" and hasattr(iterator, "close") and where != "pack":

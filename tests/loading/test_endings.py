@@ -18,7 +18,7 @@ from tests.processes import ROOT, environment
 STALLS = ["sleep", "wait", "read", "busy"]
 RAISES = ["ValueError", "OSError", "TimeoutError", "SystemExit", "KeyboardInterrupt"]
 RAISES += ["StopIteration", "GeneratorExit", "CancelledError"]
-WHERE = ["source", "feature", "transform", "Grain's map", "score", "pack", "follow"]
+WHERE = ["source", "feature", "transform", "Grain's map", "score", "pack"]
 ENDS = ["close", "with", "break", "ctrl-c", "exception", "end of program"]
 CASES = [*itertools.product(STALLS + RAISES, WHERE, ENDS)]
 SECONDS = 2.0  # from the moment that it should end

@@ -2,11 +2,7 @@
 
 import hashlib
 import json
-import os
-import pathlib
-import shutil
 import sys
-import threading
 import time
 
 import jax
@@ -16,8 +12,9 @@ from etils import epath
 from jax.sharding import NamedSharding, PartitionSpec
 
 import pipeline
-import pipeline.loading.joint_wait
 import pipeline.scoring.scores
+from pipeline.errors import Late
+from pipeline.loading.exchange import Exchange
 from pipeline.steps import hosts
 from pipeline.text.sources import TextFiles
 from pipeline.text.tokenizers import Bytes
@@ -57,45 +54,22 @@ def batches(asked):
     return answer
 
 
-def follow(asked):
-    """The batches of a corpus that grows: until a wait is over, and then with `more` of it."""
-    mesh, sharding = layout(asked)
-    options = {"follow": True, "window": 60, "wait_seconds": asked.get("wait_seconds", 0.4)}
-    options |= {"sharding": sharding, "num_epochs": 1} | asked.get("fitting", {})
-    if "fitting" not in asked:
-        options["buckets"] = [pipeline.Bucket(8, 64)]
-    answer = {"hashes": [], "said": [], "states": []}
-    corpus = asked["corpus"]
-    pipeline.loading.joint_wait.LAG = asked.get("lag", 60.0)
-    if asked.get("grows_after"):
-        threading.Timer(asked["grows_after"], grow, [asked]).start()
-    try:
-        loader = pipeline.load(corpus, **options)
-    except TimeoutError as error:
-        return answer | {"said": [str(error)]}
-    with loader:
-        while True:
+def exchange(asked):
+    """Three rounds with all processes, and between them, with those of even or odd numbers."""
+    index, count = jax.process_index(), jax.process_count()
+    every = Exchange(seconds=asked.get("seconds", 60.0))
+    alike = Exchange(range(index % 2, count, 2))
+    answer = {"all": [], "alike": [], "late": []}
+    print("BEGUN", flush=True)
+    time.sleep(asked.get("pause", 0))
+    for number in range(3):
+        while len(answer["all"]) == number:
             try:
-                for batch in loader:
-                    answer["hashes"].append(hash_of(batch, mesh))
-                return answer
-            except TimeoutError as error:
-                answer["said"].append(str(error))
-                answer["states"].append(loader.get_state())
-            grow(asked)
-            if asked.get("restores"):
-                loader.set_state(loader.get_state())
-
-
-def grow(asked):
-    """Adds what `more` has; the manifest appears last, and at once."""
-    files = pathlib.Path(asked["more"]).iterdir()
-    for path in sorted(files, key=lambda each: each.name == "corpus.json"):
-        if path.is_file():
-            copy = pathlib.Path(asked["corpus"], path.name)
-            copy.parent.mkdir(exist_ok=True)
-            shutil.copy(path, f"{copy}.copied")
-            os.replace(f"{copy}.copied", copy)
+                answer["all"].append(every.gather((index, number)))
+            except Late as error:
+                answer["late"].append(str(error))
+        answer["alike"].append(alike.gather(["alike", index, number]))
+    return answer
 
 
 def agree(asked):
@@ -186,7 +160,7 @@ def several(asked):
     return [DO[job["do"]](job) for job in own]
 
 
-JOBS = batches, follow, agree, share, prepare, fail, count, score, several
+JOBS = batches, exchange, agree, share, prepare, fail, count, score, several
 DO = {job.__name__: job for job in JOBS}
 
 

@@ -1,9 +1,8 @@
 """The smallest run that has evaluations, checkpoints and two epochs.
 
 Others go by a name, as in `--config=tests/runs/tiny_config.py:hosts`: with two buckets, also with
-rows that 1, 2, 3, 4, 6 or 12 hosts can share; of each task; of a mixture of two shares of the text,
-one of them three times as heavy; and of one that grows: a library, what is prepared, and what
-others write.
+rows that 1, 2, 3, 4, 6 or 12 hosts can share; of each task; and of a mixture of two shares of the
+text, one of them three times as heavy.
 """
 
 import os
@@ -43,23 +42,16 @@ def get_config(kind: str = "") -> ConfigDict:
             config.steps, config.eval_every = 40, 10
             batches.update(tokens_per_batch=1920, max_buckets=2, max_length=160, row_multiple=12)
             batches.packing = "none"  # so that there is more than one bucket
-        case "mixture" | "followed":
+        case "mixture":
             config.eval_every, config.checkpoint_every, batches.max_length = 12, 6, 128
             shares = {
                 "first": {**config.train, "end": 0.4},
                 "second": {**config.train, "begin": 0.4},
             }
-            weights = {"first": 3, "second": 1}
-            if kind == "followed":
-                batches.window = 20
-                prepared = shares["second"] | {"follow": True}
-                written = prepared | {"files": "", "wait_seconds": 60.0}
-                shares = {"library": shares["first"], "prepared": prepared, "written": written}
-                weights = {"library": 1, "prepared": 2, "written": 3}
-            elif "TINY_MORE" in os.environ:  # of a name that comes before the others
+            if "TINY_MORE" in os.environ:  # of a name that comes before the others
                 shares["another"] = config.eval
             config.sources = ConfigDict(shares)
-            config.mixture = ConfigDict({"weights": ((0, weights),)})
+            config.mixture = ConfigDict({"weights": ((0, {"first": 3, "second": 1}),)})
             del config.train
         case "pairs":
             config.train.field = config.eval.field = "de", "en"
