@@ -21,7 +21,7 @@ from benchmarks.turns import best_seconds
 from pipeline.loading.batches import Batches
 from pipeline.planning.bucket import Bucket
 from pipeline.report.tiers import row_costs, time_over_ideal
-from pipeline.scoring.updates import ALL_STEPS
+from pipeline.scoring.update_plan import plan_update
 from pipeline.steps.compile_log import CompileLog
 from pipeline.steps.compiled import Compiled
 
@@ -95,9 +95,7 @@ def bound_rows(lengths: np.ndarray, length: int) -> int:
 
 def _plan(lengths: np.ndarray | pipeline.Examples, buckets: list[Bucket]) -> pipeline.Plan:
     """The plan of `pack`."""
-    return pipeline.Plan(
-        lengths, buckets, shuffle=False, tiers=ALL_STEPS, max_segments=MOST_SEGMENTS
-    )
+    return plan_update(lengths, buckets, max_segments=MOST_SEGMENTS)
 
 
 def _with_tails(rows: int) -> list[Bucket]:

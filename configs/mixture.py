@@ -23,7 +23,7 @@ def get_config() -> ConfigDict:
     config.sources = ConfigDict({"library": library, "reference": reference})
 
     # Options of `pipeline.Plan`: the weights of each phase, from its first step on, as shares
-    # of tokens (or of "examples"); a source that ends is repeated (or "stop").
-    config.mixture = ConfigDict({"by": "tokens", "ending": "repeat"})
+    # of tokens (or of "examples"). A source that ends is repeated.
+    config.mixture = ConfigDict({"by": "tokens"})
     config.mixture.weights = ((0, {"library": 0.7, "reference": 0.3}),)
     return config

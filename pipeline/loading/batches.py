@@ -244,12 +244,10 @@ class Batches(StepDataset):
     @property
     def endless(self) -> bool:
         """Whether they have no end."""
-        return self._epochs is None and not self.plan.finite
+        return self._epochs is None
 
     def __len__(self) -> int:
-        if self.endless:
-            return sys.maxsize
-        return self.plan.first_step(1 if self._epochs is None else self._epochs)
+        return sys.maxsize if self._epochs is None else self.plan.first_step(self._epochs)
 
     @overload
     def __getitem__(self, step: slice) -> grain.MapDataset[Batch[np.ndarray]]: ...
@@ -345,14 +343,9 @@ class Batches(StepDataset):
         return batch
 
     def repeat(self, num_epochs: int | None = None, **options: Any) -> "Batches":
-        """The batches of `num_epochs` epochs; None: endless, or until the plan ends."""
+        """The batches of `num_epochs` epochs; None: endless."""
         if num_epochs is not None:
             require_whole("num_epochs", num_epochs, 1)
-        if self.plan.finite and num_epochs not in (None, 1):
-            raise InvalidValue(
-                f"num_epochs is {num_epochs}, but this plan has an end; give None or 1, or make "
-                "the plan with ending='repeat'"
-            )
         if options or self._epochs != 1:
             raise InvalidValue(
                 f"repeat(num_epochs={num_epochs}, {options}): the batches are repeated "

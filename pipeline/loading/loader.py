@@ -204,12 +204,11 @@ def load(
     Args:
         corpus: a corpus, a view of one, pairs, `Corpora`, or the directory of a corpus or of pairs.
             Tokens are compared with their digests only in a cache; see `Corpus.open`.
-        buckets: the shapes, with tails for the last rows of an epoch, as for `Plan`; None: fitted,
-            for which `tokens_per_batch` is needed.
+        buckets: the shapes, as for `Plan`; None: fitted, for which `tokens_per_batch` is needed.
         sharding: the devices that share a batch: a `jax.sharding.Mesh`, whose axes `data` and
             `fsdp` divide rows, and whose axis `context` divides length, if it has them; or a
             `jax.sharding.NamedSharding` of `[rows, length]`; None: the first local device.
-        num_epochs: passes through the corpus; None: endless, or until the plan ends.
+        num_epochs: passes through the corpus; None: endless.
         prefetch: the number of batches kept ready on the devices (2).
         num_threads: the number of threads that build batches (1). Text is built fastest by one;
             give more where files are decoded (`Decoded`), or a `transform` takes long, which is
@@ -228,9 +227,8 @@ def load(
         **options: of `fit_buckets`, which chooses the buckets (tokens_per_batch, max_buckets,
             max_length, length_multiple, row_multiple, attention, width), and of `Plan` (packing,
             overflow, seed, shuffle, max_segments, align, cost, tiers, window, exclude, weights,
-            by, ending). Here `max_buckets` is 4 by default, and `row_multiple` the number of
-            devices that share the rows. With `overflow="truncate"`, groups that are too long lose
-            continuations.
+            by). Here `max_buckets` is 4 by default, and `row_multiple` the number of devices that
+            share the rows. With `overflow="truncate"`, groups that are too long lose continuations.
 
     Raises:
         TypeError: there is no such option, or `corpus` is not a corpus.

@@ -115,7 +115,7 @@ def from_corpus(corpus: AnyCorpus, name: str, options: Mapping[str, Any] | None 
 def from_run(corpus: AnyCorpus, name: str, plan: Plan, batches: Mapping[str, Any]) -> Dataset:
     """The dataset of a run, with its last plan; `batches` are those of its config, if any."""
     options, buckets = select_options(FITTING, batches), plan.options.buckets
-    others = ("weights", "by", "ending", "exclude")
+    others = ("weights", "by", "exclude")
     options |= plan.options.as_json([option for option in PLANNING if option not in others])
     options["exclude"] = plan.stages[-1].excluded
     if "buckets" in batches or buckets != plan.stages[0].options.buckets:

@@ -23,7 +23,7 @@ APART = "hosts that read their own documents have different numbers of batches"
 SAMPLE = 1_000_000  # examples that are simulated at most
 
 # In compared plans, each example comes once an epoch, also for a mixture.
-PLAIN: dict[str, Any] = {"weights": None, "by": None, "ending": None}
+PLAIN: dict[str, Any] = {"weights": None, "by": None}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -14,9 +14,8 @@ from pipeline.loading.sharding import batch_sharding, field_specs, place
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.options import BySide
 from pipeline.planning.pieces import Overflow
-from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
-from pipeline.scoring.tails import Tailed, group_tails
+from pipeline.scoring.update_plan import plan_update
 from pipeline.scoring.values import (
     REDUCE,
     SINGLE,
@@ -26,9 +25,6 @@ from pipeline.scoring.values import (
     make_value,
 )
 from pipeline.steps import hosts
-
-# More steps than any update has: the rows of all its steps are sorted by cost and dealt together.
-ALL_STEPS = 1 << 40
 
 
 def pack(
@@ -87,10 +83,7 @@ def pack(
         )
     options: dict[str, Any] = {"overflow": overflow, "max_segments": max_segments, "align": align}
     options["cost"] = cost
-    groups, units = group_tails(buckets)
-    plan = Plan(examples.covering(), units, shuffle=False, tiers=ALL_STEPS, **options)
-    if any(len(group) > 1 for group in groups):
-        plan = Tailed.of(plan, groups)
+    plan = plan_update(examples.covering(), buckets, **options)
     sharding = batch_sharding(sharding)
     batches = Batches(examples, plan, sharding=sharding, features=features)
     of_examples = [name for name, each in batches.features.items() if each.per_example]

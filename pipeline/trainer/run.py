@@ -12,7 +12,7 @@ import jax
 from etils import epath
 
 from pipeline.corpus.interface import AnyCorpus
-from pipeline.errors import InvalidValue, counted
+from pipeline.errors import counted
 from pipeline.fs.atomic import as_path, directory_lock, make_directory, remove_leftovers
 from pipeline.history import RunLog, loss_archive, write_history
 from pipeline.loading.batches import Batches
@@ -159,12 +159,6 @@ class Run(contextlib.ExitStack):
                 tuned = tune_run(self.config, corpus, make_steps, self.workdir, mesh=self.mesh)
         with self.log.clock("plan"):
             self._plan = self._schedule.plan(corpus, mixture, row_multiple=rows, tuned=tuned)
-            if self._plan.finite and self.config.steps > self._plan.num_batches():
-                raise InvalidValue(
-                    f"steps is {self.config.steps:,}, but the plan ends after "
-                    f"{self._plan.num_batches():,}; give fewer steps, or repeat sources with "
-                    "--config.mixture.ending=repeat"
-                )
             plan = self._plan.onward(self.first_step)
         logger.info(f"{plan}")
         return plan

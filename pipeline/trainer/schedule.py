@@ -27,7 +27,7 @@ REFITTING = [name for name in FITTING if name not in ("exclude", "overflow", "ma
 # An entry adds to these lists, and does not replace them.
 LISTS = ("exclude", "add")
 # The weights of a mixture change by phases instead.
-KNOWN = {*FITTING, *PLANNING, *LISTS, "buckets", "tune"} - {"weights", "by", "ending"}
+KNOWN = {*FITTING, *PLANNING, *LISTS, "buckets", "tune"} - {"weights", "by"}
 
 
 @dataclasses.dataclass
@@ -149,7 +149,7 @@ class Schedule:
     ) -> Plan:
         """The plan from step 0 on. Buckets of new entries are fitted; those of old ones stand.
 
-        `corpus` is that of `select`; `mixture` has `weights`, `by` and `ending`, as for `Plan`.
+        `corpus` is that of `select`; `mixture` has `weights` and `by`, as for `Plan`.
         `row_multiple`, if no option gives it, becomes one of the options at step 0, so that a run
         keeps its batches on other devices. `tuned` are the buckets at step 0, if they are measured.
         """

@@ -1,7 +1,8 @@
-"""Tails: buckets with fewer rows, for the last rows of each length of an update.
+"""The plan of an update: one pass, whose rows are sorted by cost and dealt to all its steps.
 
-Full batches use the bucket with the most rows. The last rows of a length would fill only a part of
-such a batch, and its empty rows would cost as much as others. Tails hold them.
+Of several buckets of one length, full batches use the one with the most rows. The last rows would
+fill only a part of such a batch, and its empty rows would cost as much as others. The buckets with
+fewer rows, its tails, hold them.
 """
 
 import dataclasses
@@ -9,6 +10,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -17,11 +19,26 @@ from pipeline.planning.balance import balance
 from pipeline.planning.bucket import Bucket, as_buckets, as_shapes
 from pipeline.planning.figures import Counts
 from pipeline.planning.layout import ranges
-from pipeline.planning.lengths import weigh
+from pipeline.planning.lengths import AnyLengths, weigh
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
 
+# More steps than any update has: the rows of all its steps are sorted by cost and dealt together.
+ALL_STEPS = 1 << 40
+
 Group = tuple[Bucket, ...]  # the buckets of one length, the one with the most rows first
+
+
+def plan_update(lengths: AnyLengths, buckets: Iterable[Bucket], **options: Any) -> Plan:
+    """The plan of one pass through examples of these lengths; `options` are those of `Plan`.
+
+    >>> plan = plan_update([4] * 7, [Bucket(4, 4), Bucket(2, 4), Bucket(1, 4)])
+    >>> [str(plan.batch(step).bucket) for step in range(plan.num_batches())]
+    ['4x4', '2x4', '1x4']
+    """
+    groups, units = group_tails(buckets)
+    plan = Plan(lengths, units, shuffle=False, tiers=ALL_STEPS, **options)
+    return plan if all(len(group) == 1 for group in groups) else Tailed.of(plan, groups)
 
 
 def group_tails(buckets: Iterable[Bucket]) -> tuple[tuple[Group, ...], tuple[Bucket, ...]]:
@@ -56,7 +73,8 @@ class Tailed(Plan):
     @classmethod
     def of(cls, plan: Plan, groups: Sequence[Group]) -> "Tailed":
         """The batches of `groups` with the rows of `plan`."""
-        tailed = cls.from_stages(plan.stages, 0)
+        tailed = cls.__new__(cls)
+        tailed._set(plan.stages)
         tailed.groups = groups
         return tailed
 
