@@ -80,13 +80,13 @@ def test_the_options_of_load_are_those_of_fit_buckets_and_plan():
     assert typing.get_type_hints(LoadOptions) == known
 
 
-def test_a_plan_changes_all_its_options_but_the_ending():
+def test_a_plan_changes_all_its_options():
     known = typing.get_type_hints(PlanOptions) | {"buckets": Iterable[pipeline.Bucket]}
     assert typing.get_type_hints(Changes) == known
     assert {field.name for field in dataclasses.fields(Options)} == {*known}
     plan = pipeline.Plan([5], [pipeline.Bucket(1, 8)])
-    with pytest.raises(ValueError, match="no option that can change 'ending'"):
-        plan.after(0, ending="stop")
+    with pytest.raises(ValueError, match="no option that can change 'tier': did you mean 'tiers'"):
+        plan.after(0, tier=2)
 
 
 @pytest.fixture(scope="module")

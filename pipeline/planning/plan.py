@@ -342,9 +342,9 @@ class Plan:
         return self.first_step(epoch + 1) - self.first_step(epoch)
 
     def first_repeat(self) -> int:
-        """The first step with rows that their corpus had before: so many steps repeat nothing.
+        """The first step with a row of a second epoch: so many steps have no position twice.
 
-        With `tiers`, the first of the steps that share these rows.
+        With `tiers`, the first of the steps that share this row.
 
         >>> plan = Plan({"a": [4, 4, 4], "b": [4]}, [Bucket(1, 4)], weights={"a": 1, "b": 1})
         >>> [plan.batch(step).segments[0, 1].item() for step in range(plan.first_repeat() + 1)]

@@ -146,14 +146,6 @@ def test_mixtures_are_audited_by_corpus(tmp_path, audited, monkeypatch):
     audited(tmp_path, lines_of(plan, 60), "epoch 0 of code", lost, finds=True)
 
 
-def test_a_log_beyond_the_end_of_a_mixture_is_found(tmp_path, audited):
-    plan = plan_mixture(tmp_path, weights={"prose": 3, "code": 1}, ending="stop")
-    lines = lines_of(plan, end := plan.num_batches())
-    audited(tmp_path, lines)
-    beyond = [*lines, lines[-1] | {"step": end}]
-    audited(tmp_path, beyond, f"step {end} ran, but the plan ends", finds=True)
-
-
 def test_the_features_that_were_added_to_a_corpus_are_opened_with_it(tmp_path):
     corpus = write_documents(tmp_path / "corpus", 20)
     plan = Plan(corpus, [Bucket(4, 96)])

@@ -111,7 +111,6 @@ def placing(shape, **options):
 
 BUDGET = {"tokens_per_batch": 1024}
 ROWS, LENGTH = MESHES["rows"], MESHES["length alone"]
-TO_END = {"weights": {"a": 1}, "ending": "stop", "num_epochs": 2, **BUDGET}
 TOO_LONG = {"transform": lambda batch: {"longer": np.zeros((16, 17))}, "buckets": CUT[:1]}
 NO_ARRAYS = (3, [1], {"a": np.ones(4)}, np.array(["a"]), np.array([None]))
 NO_ARRAYS += (np.ma.masked_array(np.ones(4), True), np.array(["2026-01-01"], "datetime64[D]"))
@@ -130,7 +129,6 @@ WRONG = [
     (placing((4, 8), bucket=Bucket(8, 8)), r"shape \(4, 8\), but .* holds \(8, 8\) of 8x8"),
     (loading(buckets=[Bucket(1, 64)], max_buckets=3), "max_buckets, max_length to choose them;"),
     (loading(weights={"a": 1}, **BUDGET), "with weights it must be several corpora by name"),
-    (lambda c, p: pipeline.load(pipeline.Corpora({"a": c}), **TO_END), "this plan has an end"),
     (loading(timeout_seconds=np.nan, **BUDGET), "timeout_seconds is"),
     (lambda c, p: pipeline.load(c, **TOO_LONG), r"longer has shape .* keep rows and positions"),
     (lambda c, p: Loader(Batches(c, p).map(dict)), "it must be Batches; transform them"),
@@ -417,12 +415,8 @@ def test_a_loader_says_its_step_and_how_many_there_are(corpus, buckets):
         for step, _ in enumerate(loader, each + 1):
             assert loader.step == loader.get_state()["step"] == step
         assert loader.step == 2 * each
-    both = pipeline.Corpora({"a": corpus, "b": corpus})
-    ending = Batches(both, Plan(both, buckets, weights={"a": 1, "b": 1}, ending="stop"))
-    assert len(ending.repeat().map(dict)) == len(ending)
-    for batches in (Batches(corpus, plan), ending, ending.repeat()):  # an epoch; a plan that ends
-        with Loader(batches) as loader:
-            assert len(loader) == len(list(loader)) == loader.step
+    with Loader(Batches(corpus, plan)) as loader:  # an epoch
+        assert len(loader) == len(list(loader)) == loader.step
     with pipeline.load(corpus, buckets=buckets) as loader:  # without an end
         with pytest.raises(TypeError, match="has no length; give num_epochs= to load"):
             len(loader)

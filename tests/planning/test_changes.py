@@ -95,18 +95,6 @@ def test_a_change_before_another_is_refused(data):
         Plan(buckets=[Bucket(1, 8)], **data).after(5, seed=1).after(4)
 
 
-def test_a_change_may_end_a_plan_earlier_than_its_last_step():
-    corpora = {"a": [5] * 40, "b": [5] * 40}
-    options = {"weights": {"a": 1, "b": 1}, "ending": "stop", "window": 50}
-    plan = Plan(corpora, [Bucket(2, 10)], **options)
-    changed = plan.after(5, weights={"a": 9, "b": 1})
-    end = changed.stages[-1].end
-    assert end < plan.stages[-1].end
-    changed.batch(end - 1)
-    with pytest.raises(IndexError, match=f"this plan ends after {end} steps"):
-        changed.batch(end)
-
-
 def test_changes_are_plain_json():
     of_numpy = dict.fromkeys(["seed", "window", "max_segments", "tiers", "align"], np.int64(2))
     plan = Plan(buckets=[Bucket(1, 8)], **TWO)

@@ -1,4 +1,4 @@
-"""Examples and pieces without loss are counted and in no batch of training; scores cover them."""
+"""Examples without loss are counted and in no batch of training; scores cover them."""
 
 import numpy as np
 import pytest
@@ -8,8 +8,6 @@ from hypothesis import strategies as st
 import pipeline
 from pipeline import Bucket, Corpora, Corpus, Examples, Plan, sources, templates, tokenizers
 from pipeline.corpus import Pairs
-from pipeline.history.coverage import Coverage
-from tests.planning.corpora import digests
 from tests.properties.accounts import batches_of
 
 WEIGHTS = st.lists(st.lists(st.sampled_from([0, 0, 0, 0.5, 1]), max_size=20), min_size=1)
@@ -26,8 +24,9 @@ def losses(weights):
 
 @settings(max_examples=60, deadline=None)
 @given(WEIGHTS, st.sampled_from(["split", "truncate", "drop"]), st.sampled_from([4, 16]))
-def test_each_segment_has_loss_and_all_loss_that_fits_is_there(weights, overflow, length):
-    if not any(any(each[1 : length + 1]) for each in weights if length >= len(each) - 1):
+def test_each_example_has_loss_and_all_loss_that_fits_is_there(weights, overflow, length):
+    drops = overflow == "drop"
+    if not any(any(each) and not (drops and len(each) > length) for each in losses(weights)):
         return
     examples = Examples(columns(weights))
     plan = Plan(examples, [Bucket(2, length)], overflow=overflow)
@@ -38,12 +37,11 @@ def test_each_segment_has_loss_and_all_loss_that_fits_is_there(weights, overflow
     }
     expected = {}
     for number, each in enumerate(losses(weights)):
-        if overflow == "drop" and len(each) > length:
+        if not any(each) or (drops and len(each) > length):
             continue
         last = len(each) if overflow == "split" else min(length, len(each))
         for start in range(0, last, length):
-            if any(each[start : start + length]):
-                expected[number, start] = min(length, last - start)
+            expected[number, start] = min(length, last - start)
     assert found == expected
     silent = [n for n, each in enumerate(losses(weights)) if each and not any(each)]
     assert examples.silent.tolist() == silent
@@ -131,28 +129,3 @@ def test_what_a_bucket_does_to_examples_is_said_by_loaders(weights, overflow, sa
     with pipeline.load(Examples(columns(weights)), buckets=[Bucket(1, 6)], overflow=overflow):
         assert said in caplog.text
         assert bool(said) == bool(caplog.text)
-
-
-@pytest.mark.parametrize("overflow", ["split", "truncate", "drop"])
-def test_a_plan_without_silent_pieces_covers_what_it_should_and_is_replayed(overflow):
-    weights = [[0] * 9 + [1] * 8, [0] * 3 + [1] * 9, [0, 1], [0] * 6, [0, 1, 1, *[0] * 14]] * 3
-    few, every = (Examples(columns(weights[:count])) for count in (9, 15))
-    options = {"buckets": [Bucket(1, 4)], "overflow": overflow}
-    plan, grown = Plan(every, **options), Plan(few, **options).after(3, lengths=every)
-    for each in (plan, plan.after(2, buckets=[Bucket(1, 8)]), plan.after(2, exclude=[1]), grown):
-        steps, said = range(each.first_step(2)), []
-        coverage = Coverage(each, said.append)
-        for step in steps:
-            coverage.add(each.batch(step))
-        coverage.finish()
-        assert len(said) == 2
-        assert all("each once" in line for line in said)
-        assert digests(Plan.replay(every, each.changes), steps) == digests(each, steps)
-
-
-def test_weights_of_overlong_examples_are_read_once(tmp_path, monkeypatch):
-    weights = [[0] * 9 + [1] * 3, [0, 1, 1, *[0] * 14], [0, 1]] * 2
-    plan = Plan(Corpus.from_arrays(columns(weights), tmp_path), [Bucket(1, 4)])
-    monkeypatch.setattr(Corpus, "read", None)
-    again = Plan(Corpus.open(tmp_path), [Bucket(1, 4)])
-    assert again.batch(0).digest == plan.batch(0).digest

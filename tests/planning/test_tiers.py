@@ -15,7 +15,7 @@ ONE, TWO = [Bucket(4, 256)], [Bucket(8, 64), Bucket(4, 256)]
 KINDS = {
     "one bucket": (LENGTHS, ONE, {}),
     "two buckets": (LENGTHS, TWO, {}),
-    "tails": (LENGTHS, [*TWO, Bucket(2, 256), Bucket(1, 256)], {"window": 300}),
+    "windows": (LENGTHS, TWO, {"window": 300}),
     "a mixture": ({"a": LENGTHS[:300], "b": LENGTHS[300:]}, TWO, {"weights": {"a": 1, "b": 2}}),
     "pairs": (PAIRS, [Bucket(4, (256, 128))], {}),
 }

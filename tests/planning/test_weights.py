@@ -1,11 +1,8 @@
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import pipeline
 from pipeline import Bucket, Plan
 from pipeline.loading.state import StateKey
 from pipeline.planning.order import Quota
@@ -77,39 +74,29 @@ def test_shares_are_as_close_as_the_page_says(lengths_of_rows, of_200, of_400, s
     assert f"| {of_200}% | {of_400}% |" in page
 
 
-def test_weights_by_loss_count_what_carries_loss():
+def test_weights_times_tokens_for_each_with_loss_are_shares_of_loss():
     text, answers = np.random.default_rng(0).integers(20, 60, (2, 1000))
-    corpora = {
-        "text": SimpleNamespace(lengths=text, num_learnt=int(text.sum())),
-        "answers": SimpleNamespace(lengths=answers, num_learnt=4000),
-    }
-    options = {"weights": {"text": 1, "answers": 1}, "by": "loss"}
-    mixture = Plan(corpora, [Bucket(8, 128)], **options)
+    weights = {"text": 1, "answers": answers.sum() / 4000}
+    mixture = Plan({"text": text, "answers": answers}, [Bucket(8, 128)], weights=weights)
     tokens = mixture.count(0, 1000).tokens
     assert tokens["text"] == pytest.approx(tokens["answers"] * 4000 / answers.sum(), rel=0.02)
-    assert mixture.identity["corpora"]["text"]["loss"] == "1"
-    buckets = pipeline.fit_buckets(corpora, tokens_per_batch=1024, max_buckets=1, **options)
-    assert buckets == (Bucket(4, 256),)
 
 
-# ---- endings
+# ---- repeats
 
 
-def test_a_plan_that_stops_is_one_epoch_also_when_it_changes_at_its_end():
-    plan = Plan({"a": [4, 4, 4, 4]}, [Bucket(2, 4)], weights={"a": 1}, ending="stop")
-    more = {"a": [4, 4, 4, 4], "b": [4, 4, 4, 4]}
-    longer = plan.after(2, lengths=more, weights={"a": 0, "b": 1}, seed=1)
-    assert (plan.num_batches(), longer.num_batches()) == (2, 4)
-    assert [longer.batch(step).epoch for step in range(4)] == [0, 0, 0, 0]
-    assert longer.batches_per_bucket == {Bucket(2, 4): 4}
-
-
-def test_stop_ends_before_a_source_would_repeat():
-    mixture = Plan(SOURCES, BUCKETS, weights=WEIGHTS, ending="stop")
-    steps = mixture.num_batches()
-    assert 0.85 < max(mixture.count(0, steps).passes.values()) <= 1
-    endless = Plan(SOURCES, BUCKETS, weights=WEIGHTS)
-    assert digests(mixture, range(steps)) == digests(endless, range(steps))
+@pytest.mark.parametrize("tiers", [1, 7])
+@pytest.mark.parametrize("weights", [WEIGHTS, {"code": 0, "prose": 1, "chat": 9}])
+def test_no_position_comes_twice_before_the_first_repeat(weights, tiers):
+    mixture = Plan(SOURCES, BUCKETS, weights=weights, tiers=tiers)
+    for plan in (mixture, mixture.after(14, seed=1), Plan(SOURCES["code"], BUCKETS, tiers=tiers)):
+        batches = map(plan.batch, range(10**6))
+        step = next(n for n, each in enumerate(batches) if each.epoch_of_segments.any())
+        begin = plan.first_repeat()
+        assert begin == step if tiers == 1 else step - tiers < begin <= step
+        assert plan.after(begin, seed=2).first_repeat() >= begin
+    late = mixture.after(mixture.first_repeat() + 7 * tiers, seed=1)
+    assert late.first_repeat() == mixture.first_repeat()
 
 
 # ---- phases
@@ -165,7 +152,7 @@ def test_a_run_goes_on_under_new_weights_only_if_a_phase_says_so():
     for now, sentence in (
         (key(weights=other), rf"corpus: {changed}; weight of prose"),
         (key((99, other)), f"{changed} from step 99 on"),
-        (key(ending="stop"), "ending was repeat and is now stop"),
+        (key(by="examples"), "by was tokens and is now examples"),
         (key(lengths=less), "lengths of chat was"),
     ):
         with pytest.raises(ValueError, match=sentence):

@@ -107,7 +107,7 @@ def plan_each(corpus: pipeline.Corpus, code: pipeline.Corpus, ids: jax.Array) ->
     pipeline.Plan(np.array([5, 3]), buckets, exclude=[1], max_segments=None)
     pipeline.Plan(ids, buckets, seed=3, window=1000)
     both = pipeline.Corpora({"code": code, "prose": corpus})
-    mixed = pipeline.Plan(both, buckets, weights={"code": 0.7, "prose": 0.3}, ending="stop")
+    mixed = pipeline.Plan(both, buckets, weights={"code": 0.7, "prose": 0.3})
     plan.after(7, buckets=buckets, packing="none").onward(7).batch(9)
     mixed.after(7, weights={"code": 1, "prose": 1})
     pipeline.fit_buckets(corpus, max_buckets=2)  # mistake: lacks tokens_per_batch

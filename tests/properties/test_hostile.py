@@ -373,7 +373,7 @@ def test_fitted_buckets_keep_their_limits(place, given):
 
 
 PHASES = [[0, {"a": 1, "b": 0.5}], [7, {"a": "1/3", "b": 2}]]
-MIXTURE = {"a": [5, 3, 0, 9], "b": [1, 8, 2], "weights": PHASES, "by": "tokens", "ending": "stop"}
+MIXTURE = {"a": [5, 3, 0, 9], "b": [1, 8, 2], "weights": PHASES, "by": "tokens"}
 
 
 @holds(hostile.calls(**MIXTURE), 100)
@@ -381,9 +381,7 @@ def test_rows_of_mixtures_fit_their_buckets(place, given):
     lengths = {name: given.pop(name) for name in "ab"}
     with refusing():
         plan = Plan(lengths, BUCKETS, **given)
-        steps = plan.num_batches() if plan.finite else 40
-        expect(steps < 1000, "a plan of", steps, "steps")
-        for step in range(steps):
+        for step in range(40):
             assert_batch_fits(plan.batch(step), {"buckets": BUCKETS}, plan)
 
 

@@ -1,5 +1,7 @@
 """Updates: what is packed comes back, example by example, in shapes that stay."""
 
+import itertools
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,8 +11,10 @@ from hypothesis import strategies as st
 import pipeline
 from pipeline import Bucket, Examples, Feature, pack, unpack
 from pipeline.errors import UserError
+from pipeline.scoring.update_plan import count_batches, plan_update
 from pipeline.steps import Compiled
 from pipeline.steps.compile_log import CompileLog
+from tests.planning.corpora import lognormal
 
 FEATURES = {"logprob": Feature("targets"), "reward": Feature("example")}
 
@@ -67,6 +71,53 @@ def test_devices_get_rows_of_like_cost_over_the_whole_update():
     # No order of the rows is better than all of them sorted, and cut.
     best = np.sort(costs, axis=None)[::-1].reshape(-1, 4).max(axis=1).sum()
     assert costs.max(axis=1).sum() == best
+
+
+@given(st.integers(0, 40), st.sets(st.integers(1, 12), min_size=1, max_size=4))
+def test_the_last_rows_have_the_fewest_empty_rows_and_then_the_fewest_batches(rows, sizes):
+    sizes = sorted(sizes, reverse=True)
+    found = count_batches(rows, [Bucket(size, 8) for size in sizes])
+    whole, last = divmod(rows, sizes[0])
+    # The rows of every choice of batches up to the size of the largest, and its batches.
+    ways = itertools.product(*(range(sizes[0] // size + 1) for size in sizes))
+    every = [(np.dot(way, sizes), sum(way)) for way in ways]
+    least = min((total - last, number) for total, number in every if total >= last)
+    assert (np.dot(found, sizes) - rows, sum(found) - whole) == least
+    assert found[0] >= whole
+
+
+PLAIN = (Bucket(8, 32), Bucket(16, 64))
+TAILED = (Bucket(8, 32), Bucket(2, 32), Bucket(16, 64), Bucket(6, 64), Bucket(4, 64))
+
+
+@pytest.mark.parametrize("count", [300, 120, 3])
+@pytest.mark.parametrize("pairs", [False, True])
+def test_tails_hold_the_last_rows_of_each_length_and_each_position_comes_once(count, pairs):
+    lengths = lognormal(count, least=1)
+    tailed, plain = TAILED, PLAIN
+    if pairs:
+        lengths = np.stack([lengths, np.roll(lengths, 7) // 2], axis=1)
+        tailed, plain = ([Bucket(b.rows, (b.length, b.length)) for b in s] for s in (tailed, plain))
+    plan, without = (plan_update(lengths, buckets) for buckets in (tailed, plain))
+    batches = [plan.batch(step) for step in range(plan.num_batches())]
+    found = np.concatenate([batch.segments[:, 1:] for batch in batches])
+    assert found[found[:, 0].argsort()].tolist() == [
+        [n, 0, *np.atleast_1d(each)] for n, each in enumerate(lengths.tolist())
+    ]
+    lacking = {}
+    for batch in batches:
+        sides = zip(batch.sides, batch.bucket.lengths, strict=True)
+        assert all((side.columns + side.segments[:, 3]).max() <= most for side, most in sides)
+        lacks = batch.bucket.rows - len(np.unique(batch.segments[:, 0]))
+        lacking[batch.bucket.lengths] = lacking.get(batch.bucket.lengths, 0) + lacks
+    assert all(lacks < 2 for lacks in lacking.values())  # rows are even, but for the last
+    positions = sum(batch.bucket.positions for batch in batches)
+    assert plan.padding == pytest.approx(1 - lengths.sum() / positions)
+    assert plan.padding <= without.padding
+    assert plan.buckets == tuple(tailed)
+    for wrong in (tailed[::-1], (*tailed, tailed[-1])):
+        with pytest.raises(ValueError, match=r"must (ascend by length|descend by rows)"):
+            plan_update(lengths, wrong)
 
 
 def test_other_lengths_compile_nothing():
