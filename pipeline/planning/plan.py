@@ -346,9 +346,9 @@ class Plan:
 
         With `tiers`, the first of the steps that share this row.
 
-        >>> plan = Plan({"a": [4, 4, 4], "b": [4]}, [Bucket(1, 4)], weights={"a": 1, "b": 1})
-        >>> [plan.batch(step).segments[0, 1].item() for step in range(plan.first_repeat() + 1)]
-        [2, 3, 0, 3]
+        >>> plan = Plan({"a": [4] * 6, "b": [4] * 2}, [Bucket(1, 4)], weights={"a": 1, "b": 1})
+        >>> plan.first_repeat(), plan.batch(4).sources, plan.batch(4).epochs.tolist()
+        (4, {'b': 4}, [1])
         """
         for stage, following in itertools.zip_longest(self.stages, self._starts[1:]):
             step = stage.assembly.block(stage.schedule.first_repeat()).start
