@@ -85,7 +85,7 @@ def test_a_plan_changes_all_its_options():
     assert typing.get_type_hints(Changes) == known
     assert {field.name for field in dataclasses.fields(Options)} == {*known}
     plan = pipeline.Plan([5], [pipeline.Bucket(1, 8)])
-    with pytest.raises(ValueError, match="no option that can change 'tier': did you mean 'tiers'"):
+    with pytest.raises(ValueError, match="can change 'tier'; did you mean 'tiers'"):
         plan.after(0, tier=2)
 
 
