@@ -33,8 +33,7 @@ def prepare_config(path: str, workdir: str | None) -> tuple[AnyCorpus, dict[str,
     config = load_config(path)
     directory = as_path(workdir or default_workdir(path)) / "corpus"
     corpus, _ = corpora.prepare_corpora(config, directory, whole=True)
-    batches = {name: value for name, value in config.batches.items() if name != "tune"}
-    return corpus, {**batches, **config.get("mixture", {}), "seed": config.seed}
+    return corpus, {**config.batches, **config.get("mixture", {}), "seed": config.seed}
 
 
 def open_flags(tokens: Sequence[str], paths: Sequence[str]) -> InPlace:
