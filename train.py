@@ -5,9 +5,8 @@
 Run it again, with --workdir alone, and it continues from its last checkpoint, with the same config
 unless flags change it. --mode=score writes the loss of each document of the training corpus, with
 the parameters of the last checkpoint; --mode=evaluate, of each document of config.eval, which may
-be a test set. --mode=tune measures which batch shapes are the fastest on these devices. On several
-hosts, run it on each; if the platform does not say how many there are, add
---coordinator=HOST:PORT --num_processes=N --process_id=I. To train another model, copy this file
+be a test set. On several hosts, run it on each; if the platform does not say how many there are,
+add --coordinator=HOST:PORT --num_processes=N --process_id=I. To train another model, copy this file
 and change `make_model` and `make_optimizer` (docs/own_loop.md). The loop is in `train`.
 """
 
@@ -41,11 +40,10 @@ from pipeline.trainer import (
     require_checkpoint,
     restore_parameters,
     score_corpus,
-    tune_run,
 )
 
 DEFAULT_CONFIG = f"{pathlib.Path(__file__).parent}/configs/quickstart.py"
-MODE = flags.DEFINE_enum("mode", "train", ["train", "score", "evaluate", "tune"], "What to do.")
+MODE = flags.DEFINE_enum("mode", "train", ["train", "score", "evaluate"], "What to do.")
 SCORES = flags.DEFINE_string(
     "scores",
     None,
@@ -180,8 +178,7 @@ def train(config: ConfigDict, workdir: epath.Path, *, profile: str = "") -> int:
         # The data. The plan begins at run.first_step; run.begin restores the state of the loader.
         train_corpus, eval_corpus = run.prepare_corpora()
         model = make_model(config, train_corpus)
-        make_steps = functools.partial(make_init_and_step, config, run.mesh, model)
-        plan = run.make_plan(train_corpus, make_steps)  # steps, if it is to measure its buckets
+        plan = run.make_plan(train_corpus)
         train_batches = pipeline.Batches(train_corpus, plan, **run.layout)
         eval_batches = evaluation_batches(eval_corpus, plan.options, **run.layout)
         run.require_agreement(train_batches, eval_batches)  # or hosts would wait for each other
@@ -191,7 +188,7 @@ def train(config: ConfigDict, workdir: epath.Path, *, profile: str = "") -> int:
 
         # The steps of training and evaluation, compiled for every bucket.
         most = max(plan.most_segments().values()) if config.segment_losses else None  # in a row
-        init_state, train_step = make_steps(most)
+        init_state, train_step = make_init_and_step(config, run.mesh, model, most)
         eval_step = make_eval_step(model.loss, sharding=batch_sharding(run.mesh))
         train_step = run.compile(init_state, train_step, eval_step, loader, eval_batches)
 
@@ -241,18 +238,8 @@ def score(
         score_corpus(config, corpus, score_step, params, directory=into, mesh=mesh)
 
 
-def tune(config: ConfigDict, workdir: epath.Path) -> None:
-    """Measures the shapes with which training is fastest here, and keeps them in `workdir`."""
-    mesh = make_mesh(config.mesh)
-    with jax.set_mesh(mesh):
-        corpus, _ = prepare_on_hosts(config, workdir / "corpus")
-        model = make_model(config, corpus)
-        make_steps = functools.partial(make_init_and_step, config, mesh, model)
-        tune_run(config, corpus, make_steps, workdir, mesh=mesh, again=True)
-
-
 def main(config: ConfigDict, workdir: epath.Path) -> int:
-    """Trains, scores or tunes, as the flags say; returns the exit status."""
+    """Trains or scores, as the flags say; returns the exit status."""
     for flag, modes in ((SCORES, ("score", "evaluate")), (PROFILE, ("train",))):
         if flag.value and MODE.value not in modes:
             raise InvalidValue(
@@ -261,9 +248,6 @@ def main(config: ConfigDict, workdir: epath.Path) -> int:
             )
     if MODE.value in ("score", "evaluate"):
         score(config, workdir, SCORES.value, test=MODE.value == "evaluate")
-        return 0
-    if MODE.value == "tune":
-        tune(config, workdir)
         return 0
     return train(config, workdir, profile=PROFILE.value)
 

@@ -9,7 +9,6 @@ python -m benchmarks fill --lengths FILE   # padding and documents cut, beside b
 python -m benchmarks tiers                 # steps of several processes, with and without tiers
 python -m benchmarks why                   # spoilt documents, found by their losses
 python -m benchmarks remote                # batches of a corpus in object storage
-python -m benchmarks tuning --text FILE    # shapes by measured seconds, beside all sets of two
 python -m benchmarks updates               # what was sampled a moment ago, packed for one update
 python -m benchmarks groups                # continuations that share a prefix in a row
 python -m benchmarks sides                 # rows of examples with several lengths
@@ -27,7 +26,7 @@ from benchmarks.lengths import sample
 SECTIONS = ("planner", "balance", "loader", "resume", "change", "growth")
 # Run only if they are named.
 NAMED = (
-    *("fill", "scale", "peers", "tiers", "why", "remote", "updates", "tuning", "groups"),
+    *("fill", "scale", "peers", "tiers", "why", "remote", "updates", "groups"),
     *("sides", "tokens", "pictures", "speech", "histograms"),
 )
 # The options that a section has; of the sections that run by default, beside the lengths.
@@ -37,7 +36,6 @@ OPTIONS = {
     "histograms": ("histogram",),
     "scale": ("examples",),
     "peers": ("text", "interpreter", "row_length"),
-    "tuning": ("text",),
     "tiers": ("processes",),
     "why": ("steps", "seed"),
     "pictures": ("steps",),
@@ -73,7 +71,7 @@ def main() -> None:
     parser.add_argument(
         "--text",
         metavar="FILE",
-        help="for peers and tuning: a document a line (functions of this Python)",
+        help="for peers: a document a line (functions of this Python)",
     )
     parser.add_argument("--row-length", type=int, default=512, help="for peers (512)")
     parser.add_argument(

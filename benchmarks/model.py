@@ -8,9 +8,8 @@ from flax import nnx
 
 from models.config import TransformerConfig
 from models.decoder import Decoder
-from models.encoder_decoder import EncoderDecoder
 from models.loss import cross_entropy
-from pipeline.loading.field_names import INPUTS, TARGETS
+from pipeline.loading.field_names import INPUTS
 from pipeline.text.tokenizers import Bytes
 
 ON_CPU = jax.default_backend() == "cpu"
@@ -47,15 +46,14 @@ def model_for(length: int) -> TransformerConfig:
 
 
 class Step:
-    """A step of training with a state of its own, as `tune` takes it."""
+    """A step of training with a state of its own."""
 
-    def __init__(self, config: TransformerConfig, *, pairs: bool = False):
-        network = EncoderDecoder if pairs else Decoder
-        graph, params = nnx.split(network(config, rngs=nnx.Rngs(0)))
-        optimizer, names = optax.adamw(3e-3), INPUTS + TARGETS * pairs
+    def __init__(self, config: TransformerConfig):
+        graph, params = nnx.split(Decoder(config, rngs=nnx.Rngs(0)))
+        optimizer = optax.adamw(3e-3)
 
         def mean_loss(params, batch):
-            logits = nnx.merge(graph, params)(*(batch[name] for name in names))
+            logits = nnx.merge(graph, params)(*(batch[name] for name in INPUTS))
             sums = cross_entropy(logits, batch["targets"], batch["loss_weights"])
             return sums.total / sums.weight
 
@@ -68,10 +66,6 @@ class Step:
             return optax.apply_updates(params, updates), moments
 
         self._step, self._state = jax.jit(step), (params, optimizer.init(params))
-
-    def lower(self, batch):
-        """As that of the jitted step."""
-        return self._step.lower(self._state, batch)
 
     def __call__(self, batch):
         """The state after a step, to wait for."""

@@ -82,8 +82,6 @@ def get_config() -> ConfigDict:
     config.batches = ConfigDict({"tokens_per_batch": 4096, "max_buckets": 4, "max_length": 1024})
     # Lengths of rows are multiples of this. Not given: of 128, or of less if that saves padding.
     config.batches.length_multiple = config_dict.placeholder(int)
-    # Whether to choose buckets by measured seconds, at the first start; see docs/tuning.md.
-    config.batches.tune = False
     # The number of rows is a multiple of this: give a multiple of every number of devices that the
     # run may continue on. Not given: of the number that it begins with.
     config.batches.row_multiple = config_dict.placeholder(int)

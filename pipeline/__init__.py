@@ -49,7 +49,6 @@ if TYPE_CHECKING:
         to_global,
     )
     from pipeline.scoring import pack, score, unpack
-    from pipeline.steps import tune
     from pipeline.text import Feature
     from pipeline.text import sources as sources
     from pipeline.text import templates as templates
@@ -61,7 +60,6 @@ _NAMES: dict[str, tuple[str, ...]] = {
         *("Batch", "Batches", "Loader", "attention_mask", "follow", "load", "rename", "to_global"),
     ),
     "scoring": ("pack", "score", "unpack"),
-    "steps": ("tune",),
     "text": ("Feature",),
 }
 _MODULES = {"engines": "corpus.engines"}
@@ -103,7 +101,6 @@ __all__ = [
     "templates",
     "to_global",
     "tokenizers",
-    "tune",
     "unpack",
 ]
 

@@ -143,10 +143,8 @@ def counter(monkeypatch):
 
     def make_model(config, corpus):
         def loss(params, batch):
-            ids = batch["inputs_segment_ids"]
-            same = (ids[:, :, None] == ids[:, None]).sum()  # some work, as attention has it
             weight = batch["loss_weights"].sum()
-            return weight * params["count"] + 0.0 * same, weight
+            return weight * params["count"], weight
 
         def init_params(key):
             return {"count": jnp.float32(0)}

@@ -17,7 +17,6 @@ import pytest
 
 import pipeline
 from pipeline.cli.commands import main
-from pipeline.steps import tuning
 from pipeline.trainer.run_config import MAY_CHANGE
 from tests.fs import object_servers
 from tests.pages import BLOCK, BLOCKS, PAGES, README, SNIPPETS
@@ -75,8 +74,6 @@ def test_a_snippet_runs(snippet, files, tmp_path, monkeypatch, capsys, request):
     # Each has a fresh namespace and folder. A failure shows the line of its page.
     shutil.copytree(files, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    for name, number in {"ROUNDS": 2, "MOST": 5}.items():
-        monkeypatch.setattr(tuning, name, number)
     if "s3://" in snippet.content:
         for name, value in request.getfixturevalue("bucket").items():
             monkeypatch.setenv(name, value)

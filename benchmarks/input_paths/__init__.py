@@ -19,8 +19,7 @@ FIELDS = ("inputs", "targets", "inputs_segment_ids", "inputs_positions", "loss_w
 # The library of each path, and its module here, class and options.
 PATHS: dict[str, tuple[str, str, dict[str, str]]] = {
     "Lockstep": ("lockstep", "lockstep:Lockstep", {}),
-    "Lockstep, tuned": ("lockstep", "lockstep:Tuned", {}),
-    "Lockstep, tuned, truncated": ("lockstep", "lockstep:Truncated", {}),
+    "Lockstep, truncated": ("lockstep", "lockstep:Truncated", {}),
     "Grain, first fit": ("grain", "grain_packers:Grain", {"packer": "FirstFitPackIterDataset"}),
     "Grain, best fit": ("grain", "grain_packers:Grain", {"packer": "BestFitPackIterDataset"}),
     "Grain, concat then split": (

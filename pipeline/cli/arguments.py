@@ -237,9 +237,9 @@ def parser() -> argparse.ArgumentParser:
     flag("--strict", action="store_true", help=about)
     flag("--workers", type=_count, help="processes (one for each CPU, if there is enough to do)")
     flag("--workdir", help="for a config: its work directory (runs/NAME)")
-    engines = ("processes", "beam", "ray")
+    engines = ("processes", "ray")
     flag("--engine", choices=engines, default="processes", help="runs the work (processes)")
-    flag("--engine-options", metavar="TEXT", help="flags of Beam, as one text; or Ray's address")
+    flag("--engine-options", metavar="TEXT", help="the address of a Ray cluster")
     flag("--task", type=_whole, metavar="I", help="do share I only, from 0; see --of")
     about = "the number of shares, which may run anywhere; without --task and --of, assemble the "
     about += "corpus"

@@ -5,12 +5,11 @@ import ast
 import contextlib
 import json
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.corpus.engines import Beam, Engine, Processes, Ray
+from pipeline.corpus.engines import Engine, Processes, Ray
 from pipeline.corpus.in_place import InPlace
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.links import call_for, guess, link
@@ -33,8 +32,7 @@ def prepare_config(path: str, workdir: str | None) -> tuple[AnyCorpus, dict[str,
     config = load_config(path)
     directory = as_path(workdir or default_workdir(path)) / "corpus"
     corpus, _ = corpora.prepare_corpora(config, directory)
-    batches = {name: value for name, value in config.batches.items() if name != "tune"}
-    return corpus, {**batches, **config.get("mixture", {}), "seed": config.seed}
+    return corpus, {**config.batches, **config.get("mixture", {}), "seed": config.seed}
 
 
 def open_flags(tokens: Sequence[str], paths: Sequence[str]) -> InPlace:
@@ -121,15 +119,13 @@ def _engine(arguments: argparse.Namespace) -> Engine:
         raise InvalidValue("--task and --of go together; give both, as in --task 0 --of 100")
     if arguments.engine == "processes":
         if arguments.engine_options:
-            raise InvalidValue("--engine-options need --engine beam or ray; remove them")
+            raise InvalidValue("--engine-options need --engine ray; remove them")
         return Processes(arguments.workers)
     if arguments.workers is not None or arguments.of is not None:
         raise InvalidValue(
-            f"--workers, --task and --of need --engine processes, not {arguments.engine}; remove "
-            "them"
+            "--workers, --task and --of need --engine processes, not ray; remove them"
         )
-    given = arguments.engine_options
-    return Beam(shlex.split(given or "")) if arguments.engine == "beam" else Ray(given)
+    return Ray(arguments.engine_options)
 
 
 def _tokenizer_fields(arguments: argparse.Namespace) -> dict[str, Any]:

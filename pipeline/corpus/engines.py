@@ -1,4 +1,4 @@
-"""Engines, which run the work of a preparation: processes of this machine, Beam and Ray."""
+"""Engines, which run the work of a preparation: processes of this machine, and Ray."""
 
 import contextlib
 import itertools
@@ -10,7 +10,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import Connection
@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from pipeline.errors import InvalidState, InvalidValue, require, require_whole
 
-__all__ = ["Beam", "Engine", "Processes", "Ray"]
+__all__ = ["Engine", "Processes", "Ray"]
 
 GUARD = 'guard its main part with `if __name__ == "__main__":`'
 
@@ -151,34 +151,6 @@ def _start(given: Connection) -> None:
 
 def _call(item: Any) -> Any:
     return _function(item)
-
-
-class Beam:
-    """Runs a function as an Apache Beam pipeline (extra `beam`).
-
-    All workers must have this package and see the directories of the source and of the corpus under
-    the same paths. Progress is told by the runner.
-
-    Args:
-        options: flags of a pipeline, as `["--runner=DataflowRunner", "--project=mine"]`, or a dict
-            of options, as `{"runner": "DataflowRunner"}`. Default: the runner of this machine.
-    """
-
-    def __init__(self, options: Sequence[str] | Mapping[str, Any] = ()):
-        self.options = options
-
-    def run(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Generator[Any]:
-        """Nothing, when all is done; see `Engine`."""
-        beam = require("apache_beam", extra="beam", purpose="engines.Beam")
-        from apache_beam.options.pipeline_options import PipelineOptions
-
-        if isinstance(self.options, Mapping):
-            options = PipelineOptions.from_dictionary(dict(self.options))
-        else:
-            options = PipelineOptions(list(self.options))
-        with beam.Pipeline(options=options) as pipeline:
-            pipeline | beam.Create(list(items)) | beam.Reshuffle() | beam.Map(function)
-        yield from ()
 
 
 class Ray:

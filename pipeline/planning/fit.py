@@ -77,8 +77,8 @@ def fit_buckets(
     `L/(6·width)` times the rest of a Transformer layer whose MLP is four times as wide. With
     `attention="segment"`, which skips other segments, and with packing "none", it costs `L`. The
     cheapest set of each number of buckets is found. Each further bucket, which is one more
-    compilation, must save 1% of the positions and a third of the attention (the formula does not
-    know the machine; `pipeline.tune` measures it); with packing "none", 0.1% of the positions.
+    compilation, must save 1% of the positions and a third of the attention, since the formula does
+    not know the machine; with packing "none", 0.1% of the positions.
 
     >>> lengths = np.repeat([120, 2000], [1000, 12])
     >>> fit_buckets(lengths, tokens_per_batch=8192, max_buckets=2)
@@ -146,8 +146,8 @@ def fit_buckets(
 
     worth = WORTH_UNPACKED if packing == "none" else WORTH
     found: list[tuple[BucketSet, dict[int, BucketSet]]] = []
-    for multiple in fit.multiples(length_multiple):
-        sets = fit.search(multiple, price, worth=worth * SURE).find(max_buckets)
+    for multiples in fit.multiples(length_multiple):
+        sets = fit.search(multiples, price, worth * SURE).find(max_buckets)
         found.append((choose(sets, worth), sets))
         if found[-1][0].padding <= WORTH_FINER:
             break  # finer multiples have little to save
@@ -207,7 +207,6 @@ class Fit:
         self._limits: np.ndarray | None = None
         if max_length is not None:
             self._limits = np.array(whole_by_side("max_length", max_length, names))
-        self._stocks: dict[tuple[int, ...], Stock | None] = {}
 
     def _by_side(self, multiple: BySide) -> tuple[int, ...]:
         """The multiple of each side's lengths; one number is not for sides that cost nothing."""
@@ -216,27 +215,22 @@ class Fit:
             each = tuple(n if cost else 1 for n, cost in zip(each, self.costs, strict=True))
         return tuple(map(math.lcm, each, self._aligns))
 
-    def multiples(self, length_multiple: BySide | None) -> list[Any]:
-        """The values of `length_multiple` to try: the given one, or several."""
+    def multiples(self, length_multiple: BySide | None) -> list[tuple[int, ...]]:
+        """The multiples of each side's lengths to try: the given ones, or several."""
         if length_multiple is not None:
-            return [length_multiple]
+            return [self._by_side(length_multiple)]
         longest, room = self._longest, self._tokens // self._row_multiple
         if self._limits is not None:
             longest = np.minimum(longest, self._limits)
-        every = ((each, round_up(longest, np.array(self._by_side(each)))) for each in MULTIPLES)
-        return [n for n, each in every if weigh(each, self.costs) <= room] or [MULTIPLES[-1]]
+        every = list(dict.fromkeys(map(self._by_side, MULTIPLES)))
+        sizes = (weigh(round_up(longest, np.array(each)), self.costs) for each in every)
+        return [each for each, size in zip(every, sizes, strict=True) if size <= room] or every[-1:]
 
-    def search(self, multiple: BySide, price: Price, **options: Any) -> Search:
-        """The search for buckets whose lengths are multiples of `multiple` and of `align`.
-
-        `price` and `options` are arguments of `Search`.
-        """
-        multiples = self._by_side(multiple)
+    def search(self, multiples: tuple[int, ...], price: Price, worth: float) -> Search:
+        """The search for buckets of such lengths; `price` and `worth` are its arguments."""
         limits = self._longest if self._limits is None else self._limits
         room = round_up(limits, np.array(multiples))
-        if multiples not in self._stocks:
-            self._stocks[multiples] = Stock.of(self._array, self._rules(room))
-        if (stock := self._stocks[multiples]) is None:
+        if (stock := Stock.of(self._array, self._rules(room))) is None:
             raise InvalidValue(
                 f"every example is longer than max_length={limits.tolist()}, and overflow is "
                 "'drop', so there is nothing to fit buckets to; raise max_length, or split the "
@@ -254,11 +248,12 @@ class Fit:
             )
         return Search(
             stock,
-            price=price,
+            self._bucket,
+            price,
             multiple=np.array(multiples),
             most=self._tokens / self._row_multiple,
             limit=None if self._limits is None else room,
-            **{"shape": self.bucket, **options},
+            worth=worth,
         )
 
     def _rules(self, room: np.ndarray) -> Options:
@@ -270,7 +265,7 @@ class Fit:
         options: Any = {**self._options, "overflow": rule}
         return Options(buckets=(bucket,), **options)
 
-    def bucket(self, lengths: tuple[int, ...]) -> Bucket:
+    def _bucket(self, lengths: tuple[int, ...]) -> Bucket:
         """The bucket of some lengths with all rows that `tokens_per_batch` allows."""
         size = weigh(lengths, self.costs)
         rows = int(self._tokens // (size * self._row_multiple)) * self._row_multiple

@@ -72,8 +72,6 @@ class Search:
         multiple: lengths are multiples of these, one for each side.
         most: the most positions of a row, those of a side times its cost.
         limit: the greatest length of each side; None: no limit.
-        candidates: the lengths that sets are made of; None: chosen from the lengths of examples,
-            and changed where that helps.
         worth: a set of one bucket more is not packed if it cannot save this share.
     """
 
@@ -85,11 +83,10 @@ class Search:
         *,
         multiple: np.ndarray,
         most: float,
-        limit: np.ndarray | None = None,
-        candidates: Iterable[Lengths] | None = None,
-        worth: float = 0.0,
+        limit: np.ndarray | None,
+        worth: float,
     ):
-        self.stock, self._shape, self._price = stock, shape, price
+        self._stock, self._shape, self._price = stock, shape, price
         self._multiple, self._most, self._worth = multiple, most, worth
         self._limit: Any = np.inf if limit is None else limit
         self._costs = stock.options.costs
@@ -97,7 +94,7 @@ class Search:
         self._sizes, self._counts = stock.examples
         longest = round_up(np.maximum(stock.longest, 1), multiple)
         # For each side, the least length of the last bucket of a set.
-        self.longest: Lengths = tuple(longest.tolist())
+        self._longest: Lengths = tuple(longest.tolist())
         self._is_unpacked = stock.options.packing == "none"
         cap = stock.options.most_in_row
         # Segments are a side of size 1, if their number is limited.
@@ -108,21 +105,21 @@ class Search:
         self._bounds: dict[tuple[Lengths, ...], float] = {}
         self._stands_in = stock.options.packing == "fill" or len(longest) > 1
         self._finalists = FINALISTS if self._stands_in else EXTENDED
-        self._moves = candidates is None
         self._last: Lengths | None = None  # of all sets, if longer rows save no padding
-        self.candidates = sorted(set(self._make_candidates() if candidates is None else candidates))
+        # The lengths that sets are made of, before members move.
+        self._candidates = sorted(self._make_candidates())
 
     # ---- the cost of a set
 
     def measure(self, lengths: Sequence[Lengths]) -> BucketSet:
         """Packs a set, which ascends by length."""
         buckets = tuple(map(self._shape, lengths))
-        batches = self.stock.count_batches(buckets)
+        batches = self._stock.count_batches(buckets)
         pairs = list(zip(batches, buckets, strict=True))
         costs = [np.multiply(n, self._price(bucket)) for n, bucket in pairs if n]
         cost, sure = np.sum(costs, axis=0).tolist()
         positions = sum(n * each.rows * weigh(each.lengths, self._costs) for n, each in pairs)
-        padding = 1 - self.stock.positions / positions
+        padding = 1 - self._stock.positions / positions
         return BucketSet(buckets, batches, float(positions), float(padding), cost, sure)
 
     def bound(self, lengths: Sequence[Lengths]) -> float:
@@ -144,7 +141,7 @@ class Search:
 
     def _handicap(self, last: Lengths) -> float:
         """A factor by which longer rows are less attractive, if they are not packed to see."""
-        doublings = math.log2(weigh(last, self._costs) / weigh(self.longest, self._costs))
+        doublings = math.log2(weigh(last, self._costs) / weigh(self._longest, self._costs))
         return 1 + WORTH_LONGER * doublings * self._stands_in
 
     def _column(self, lengths: Lengths) -> np.ndarray:
@@ -166,7 +163,7 @@ class Search:
         """The best set of each number of buckets up to `most`, by that number."""
         found: dict[int, BucketSet] = {}
         best: list[tuple[Lengths, ...]] = [()]
-        exact = self._cut_exactly(most) if self._moves and self._is_unpacked else {}
+        exact = self._cut_exactly(most) if self._is_unpacked else {}
         for number in range(1, most + 1):
             tried = {each for fewer in best for each in self._sets_with(fewer)}
             tried |= {*exact.get(number, ())}
@@ -186,7 +183,7 @@ class Search:
 
     def _sets_with(self, lengths: tuple[Lengths, ...]) -> set[tuple[Lengths, ...]]:
         """The sets of some lengths and one of the candidates."""
-        every = {tuple(sorted({*lengths, more}, key=_order)) for more in self.candidates}
+        every = {tuple(sorted({*lengths, more}, key=_order)) for more in self._candidates}
         return {each for each in every if len(each) > len(lengths)}
 
     def _cost(self, lengths: tuple[Lengths, ...]) -> float:
@@ -199,7 +196,7 @@ class Search:
     def _is_valid(self, lengths: tuple[Lengths, ...]) -> bool:
         last = np.array(lengths[-1])
         return bool(
-            (last >= self.longest).all()
+            (last >= self._longest).all()
             and (last <= self._limit).all()
             and weigh(lengths[-1], self._costs) <= self._most
             and self._last in (None, lengths[-1])
@@ -222,8 +219,7 @@ class Search:
     def _improve(self, costs: dict[tuple[Lengths, ...], float]) -> dict:
         """Adds sets in which members of the best set are exchanged, and then moved."""
         changes: list[Callable[..., Iterable[tuple[Lengths, ...]]]] = [self._exchange]
-        if self._moves:
-            changes += [functools.partial(self._move, share=share) for share in MOVES]
+        changes += [functools.partial(self._move, share=share) for share in MOVES]
         for change in changes:
             for _ in range(ROUNDS):
                 best = min(costs, key=costs.__getitem__)
@@ -252,10 +248,10 @@ class Search:
 
     def _cut_exactly(self, most: int) -> dict[int, list[tuple[Lengths, ...]]]:
         """For rows of one example, the best sets of each number of lengths, without empty rows."""
-        if len(self.longest) > 1:
+        if len(self._longest) > 1:
             return {}
         lengths, multiple = self._sizes[:, 0], self._multiple
-        ends = np.unique(np.append(round_up(lengths, multiple), self.longest))
+        ends = np.unique(np.append(round_up(lengths, multiple), self._longest))
         if len(ends) > EDGES:
             ends = ends[np.linspace(0, len(ends) - 1, EDGES).astype(int)]
         below = np.searchsorted(lengths, ends, side="right")
@@ -282,7 +278,7 @@ class Search:
     # ---- candidates
 
     def _make_candidates(self) -> set[Lengths]:
-        longest, multiple = np.array(self.longest), self._multiple
+        longest, multiple = np.array(self._longest), self._multiple
         positions = weigh(self._sizes, self._costs) * self._counts
         if len(longest) > 1:
             found = self._make_vectors(positions)
@@ -294,14 +290,14 @@ class Search:
             geometric = np.geomspace(least, longest[0], GEOMETRIC)
             found = np.concatenate([quantiles, geometric])[:, None]
         every = {*map(tuple, round_up(np.ceil(found).astype(np.int64), multiple).tolist())}
-        every = set(map(self._complete, every | {self.longest})) | self._make_longer()
+        every = set(map(self._complete, every | {self._longest})) | self._make_longer()
         return {each for each in every if weigh(each, self._costs) <= self._most}
 
     def _make_longer(self) -> set[Lengths]:
         """Rows that are longer than any example, if that saves padding."""
         if self._is_unpacked:
             return set()
-        base = self._balance(np.array(self.longest))
+        base = self._balance(np.array(self._longest))
         room = self._most / weigh(base, self._costs)
         room = min(room, float((self._limit / np.array(base)).min()))
         factors = [factor for factor in LONGER if factor < room]
@@ -328,7 +324,7 @@ class Search:
     def _make_vectors(self, positions: np.ndarray) -> np.ndarray:
         """Lengths that hold the shorter examples: each the longest of them, and balanced."""
         found = list[Lengths]()
-        share = (self._sizes / np.array(self.longest))[:, self._paid].max(axis=1)
+        share = (self._sizes / np.array(self._longest))[:, self._paid].max(axis=1)
         for limit in _quantiles(share, positions, QUANTILES):
             longest = self._sizes[share <= limit].max(axis=0)
             longest = round_up(np.maximum(longest, 1), self._multiple)

@@ -3,7 +3,6 @@
 init, train_step = make_train_step(loss, optimizer)     a step for any model
 train_step = Compiled(train_step, state, loader.specs)  compiled for every bucket
 with CompileLog() as log: …                             what is compiled after that
-tune(make_step, corpus, tokens_per_batch=…).buckets     the fastest shapes on these devices
 """
 
 from pipeline.steps import hosts
@@ -25,12 +24,10 @@ from pipeline.steps.train_step import (
     make_score_step,
     make_train_step,
 )
-from pipeline.steps.tuning import Tuned, tune
 
 __all__ = [
     "CompileLog",
     "Compiled",
-    "Tuned",
     "accumulate",
     "by_segment",
     "flush",
@@ -46,5 +43,4 @@ __all__ = [
     "sum_continuations",
     "sum_segments",
     "summed",
-    "tune",
 ]

@@ -7,7 +7,6 @@ from pipeline.trainer.parameters import require_checkpoint, restore_parameters
 from pipeline.trainer.run import Run
 from pipeline.trainer.schedule import Schedule
 from pipeline.trainer.scoring import score_corpus
-from pipeline.trainer.tuning import read_tuned, tune_run
 
 __all__ = [
     "Model",
@@ -17,9 +16,7 @@ __all__ = [
     "prepare_corpora",
     "prepare_on_hosts",
     "prepare_test",
-    "read_tuned",
     "require_checkpoint",
     "restore_parameters",
     "score_corpus",
-    "tune_run",
 ]

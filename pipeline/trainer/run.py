@@ -22,7 +22,6 @@ from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
 from pipeline.steps import Compiled, CompileLog, hosts, keep_programs, make_mesh, programs_table
 from pipeline.trainer.checkpoint import Checkpoints
-from pipeline.trainer.compilation import compile_training
 from pipeline.trainer.corpora import prepare_on_hosts
 from pipeline.trainer.evaluation import sum_over_batches
 from pipeline.trainer.parameters import require_checkpoint, restore_parameters
@@ -30,7 +29,6 @@ from pipeline.trainer.profile import Profile
 from pipeline.trainer.run_config import check_config, list_fields, require_same
 from pipeline.trainer.schedule import Schedule
 from pipeline.trainer.stored_config import save_config
-from pipeline.trainer.tuning import tune_run
 
 logger = logging.getLogger(__name__)
 
@@ -145,20 +143,11 @@ class Run(contextlib.ExitStack):
         logger.info(f"{corpus}")
         return corpus, held_out
 
-    def make_plan(
-        self, corpus: AnyCorpus, make_steps: Callable[[int | None], tuple[Any, Callable]]
-    ) -> Plan:
-        """The plan of all steps from `first_step` on, for the corpus of `prepare_corpora`.
-
-        With `config.batches.tune`, its buckets are measured with the steps of `make_steps`.
-        """
+    def make_plan(self, corpus: AnyCorpus) -> Plan:
+        """The plan of all steps from `first_step` on, for the corpus of `prepare_corpora`."""
         mixture, rows = dict(self.config.get("mixture", {})), multiples(**self.layout)[0]
-        tuned = None
-        if self._schedule.tunes:
-            with self.log.clock("tune"):
-                tuned = tune_run(self.config, corpus, make_steps, self.workdir, mesh=self.mesh)
         with self.log.clock("plan"):
-            self._plan = self._schedule.plan(corpus, mixture, row_multiple=rows, tuned=tuned)
+            self._plan = self._schedule.plan(corpus, mixture, row_multiple=rows)
             plan = self._plan.onward(self.first_step)
         logger.info(f"{plan}")
         return plan
@@ -187,7 +176,15 @@ class Run(contextlib.ExitStack):
         self._abstract_state = like = init_state.eval_shape(self._key)
         self._loader, self._evaluation = loader, evaluation
         with self.log.clock("compile"):
-            self._train_step = compile_training(self.config, train_step, like, loader.specs)
+            self._train_step = Compiled(
+                train_step,
+                like,
+                loader.specs,
+                donate=True,
+                microbatches=self.config.microbatches or "auto",
+                budget=self.config.memory_budget,
+                out_shardings=(jax.tree.map(lambda leaf: leaf.sharding, like), jax.P()),
+            )
             held = {name: leaf for name, leaf in like.items() if name != "params"}
             auto: Any = {"microbatches": "auto", "budget": self.config.memory_budget}
             specs = evaluation.specs

@@ -12,7 +12,6 @@ from typing import Any
 from pipeline.corpus.corpora import Corpora
 from pipeline.errors import InvalidValue, require_whole, suggest_option
 from pipeline.history.plans import describe_changes
-from pipeline.planning.bucket import Bucket
 from pipeline.planning.fit import fit_buckets
 from pipeline.planning.options import list_keywords, select_options
 from pipeline.planning.plan import PLANNING, Plan
@@ -27,16 +26,16 @@ REFITTING = [name for name in FITTING if name not in ("exclude", "overflow", "ma
 # An entry adds to these lists, and does not replace them.
 LISTS = ("exclude", "add")
 # The weights of a mixture change by phases instead.
-KNOWN = {*FITTING, *PLANNING, *LISTS, "buckets", "tune"} - {"weights", "by"}
+KNOWN = {*FITTING, *PLANNING, *LISTS, "buckets"} - {"weights", "by"}
 
 
 @dataclasses.dataclass
 class Entry:
     """Options that hold from a step on.
 
-    `options` come from the config: those of `fit_buckets` and `Plan`; `buckets`, `exclude`, `add`
-    (names of corpora that join the first) and `tune`, at the first start. `plan` has the arguments
-    of `Plan.after` for them, with fitted buckets; it is empty until `Schedule.plan` sets it.
+    `options` come from the config: those of `fit_buckets` and `Plan`; `buckets`, `exclude` and
+    `add` (names of corpora that join the first). `plan` has the arguments of `Plan.after` for them,
+    with fitted buckets; it is empty until `Schedule.plan` sets it.
     """
 
     step: int
@@ -55,8 +54,8 @@ class Schedule:
     def __init__(self, begin: Mapping[str, Any], changes: Iterable[Sequence] = ()):
         options = {name: value for name, value in begin.items() if value is not None}
         entries = [Entry(0, options), *_list_entries(changes)]
-        for number, entry in enumerate(entries):
-            _check_options(entry.options, begins=not number)
+        for entry in entries:
+            _check_options(entry.options)
         first = Entry(0, _merge(entry for entry in entries if entry.step == 0))
         self.entries = [first, *(entry for entry in entries if entry.step)]
 
@@ -133,31 +132,18 @@ class Schedule:
             return members[first]
         return Corpora({name: members[name] for name in (first, *added)})
 
-    @property
-    def tunes(self) -> bool:
-        """Whether the buckets at step 0 must still be measured."""
-        begin = self.entries[0]
-        return bool(begin.options.get("tune")) and not begin.plan
-
     def plan(
-        self,
-        corpus: Any,
-        mixture: Mapping[str, Any] | None = None,
-        *,
-        row_multiple: int = 1,
-        tuned: Iterable[Bucket] | None = None,
+        self, corpus: Any, mixture: Mapping[str, Any] | None = None, *, row_multiple: int = 1
     ) -> Plan:
         """The plan from step 0 on. Buckets of new entries are fitted; those of old ones stand.
 
         `corpus` is that of `select`; `mixture` has `weights` and `by`, as for `Plan`.
         `row_multiple`, if no option gives it, becomes one of the options at step 0, so that a run
-        keeps its batches on other devices. `tuned` are the buckets at step 0, if they are measured.
+        keeps its batches on other devices.
         """
         begin = self.entries[0]
         if not begin.plan:
             begin.options.setdefault("row_multiple", row_multiple)
-        if tuned is not None:
-            begin.options["buckets"] = [bucket.as_json for bucket in tuned]
         new = [number for number, entry in enumerate(self.entries) if not entry.plan]
         for number in new:
             self._resolve(number, corpus, mixture or {})
@@ -204,13 +190,8 @@ def _list_entries(changes: Any) -> list[Entry]:
     return sorted(entries, key=lambda entry: entry.step)
 
 
-def _check_options(options: Mapping[str, Any], *, begins: bool) -> None:
-    """Refuses unknown options; only those at the beginning may have `tune`."""
-    if "tune" in options and not begins:
-        raise InvalidValue(
-            "tune is only for the first start of a run, as --config.batches.tune=True; for a later "
-            "step, measure with --mode=tune and another --workdir, and give buckets"
-        )
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Refuses unknown options, and lists that are none."""
     for name in options:
         if name not in KNOWN:
             raise InvalidValue(f"batches have no option {suggest_option(name, KNOWN)}")

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline import Corpus, Feature, prepare, prepare_pairs
 from pipeline.corpus import INPUTS, Job, prepare_job, prepare_share
-from pipeline.corpus.engines import Beam, Processes, Ray
+from pipeline.corpus.engines import Processes, Ray
 from pipeline.text.sources import JsonLines, Records
 from pipeline.text.templates import Answer, Function
 from pipeline.text.tokenizers import Bytes
@@ -140,24 +140,14 @@ def test_the_command_does_one_task_of_several_and_assembles(run, tmp_path):
     assert contents(tmp_path / "pairs") == contents(tmp_path / "whole")
 
 
-OF_BEAM = {"direct_running_mode": "multi_processing", "direct_num_workers": 2}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("module", "engine"),
-    [("apache_beam", Beam()), ("apache_beam", Beam(OF_BEAM)), ("ray", Ray())],
-    ids=["Beam in this process", "Beam in processes", "Ray"],
-)
-def test_every_engine_makes_the_same_corpus_and_names_the_record_that_is_wrong(
-    module, engine, source, tmp_path
-):
-    pytest.importorskip(module)
+def test_ray_makes_the_same_corpus_and_names_the_record_that_is_wrong(source, tmp_path):
+    pytest.importorskip("ray")
     many_ways("pairs", source, tmp_path / "one", Processes(2))
-    many_ways("pairs", source, tmp_path / "other", engine)
+    many_ways("pairs", source, tmp_path / "other", Ray())
     assert contents(tmp_path / "one") == contents(tmp_path / "other")
     lines = [json.dumps({"text": 1 if number == 41 else "fine"}) for number in range(60)]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     wrong = JsonLines(tmp_path / "a.jsonl")
     with pytest.raises(Exception, match=r"line 42 .*: its field 'text' holds int, not text"):
-        prepare(wrong, Bytes(), tmp_path / "corpus", engine=engine, progress=False)
+        prepare(wrong, Bytes(), tmp_path / "corpus", engine=Ray(), progress=False)

@@ -67,7 +67,7 @@ def test_an_epoch_has_the_seconds_of_its_shapes():
 
 @pytest.mark.slow
 def test_the_table_has_a_line_for_each_path(tmp_path, monkeypatch):
-    names = "Lockstep", "Lockstep, tuned, truncated", "Grain, best fit", "MaxText, Grain"
+    names = "Lockstep", "Lockstep, truncated", "Grain, best fit", "MaxText, Grain"
     paths = {name: peers.PATHS[name] for name in names}
     for name, value in {"BATCHES": 1, "ROUNDS": 2, "POSITIONS": 256, "PATHS": paths}.items():
         monkeypatch.setattr(peers, name, value)

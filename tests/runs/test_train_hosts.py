@@ -6,8 +6,6 @@ import signal
 import pytest
 
 from pipeline.fs import as_path, objects
-from pipeline.trainer import read_tuned
-from pipeline.trainer.checkpoint import Checkpoints
 from tests.fs import object_servers
 from tests.runs.programs import SLOW, run_hosts, start_hosts, wait_for_step
 from tests.runs.runs import assert_same_losses, audited, steps, summary
@@ -90,15 +88,3 @@ def test_a_configuration_that_differs_on_one_host_is_named(text, tmp_path):
     assert all(group.wait())
     for output in group.outputs():
         assert "optimizer.clip was 1.0 and is now 2.0" in output
-
-
-@pytest.mark.slow
-def test_hosts_measure_together_and_choose_alike(text, tmp_path):
-    outputs = run_hosts(text, tmp_path, 2, "--config.batches.tune=True")
-    assert re.search(r"measured \d+ shapes?, each to within", outputs[0])
-    tuned = read_tuned(tmp_path)
-    state, _ = Checkpoints(tmp_path / "checkpoints").restore_json(40)
-    shapes = state["plans"][0]["identity"]["buckets"].split("+")
-    assert shapes == [str(bucket) for bucket in tuned]
-    assert all(bucket.rows % 12 == 0 for bucket in tuned)
-    assert [line["step"] for line in steps(tmp_path)] == list(range(40))

@@ -141,9 +141,3 @@ def test_the_config_may_show_what_a_later_entry_makes_of_an_option_and_lists_in_
     schedule = re.search(r'--config.schedule="(.*)"', str(refused.value))[1]
     assert ast.literal_eval(schedule) == ((4, {"exclude": [3]}),)
     resumed(first, 4, ast.literal_eval(schedule), {"tiers": 4, "exclude": [1, 7, 3]})
-
-
-@pytest.mark.parametrize("step", [0, 5])
-def test_only_the_config_itself_can_ask_for_measured_buckets(step):
-    with pytest.raises(ValueError, match="tune is only for the first start of a run"):
-        Schedule(BEGIN, [(step, {"tune": True})])
