@@ -39,9 +39,8 @@ Or a corpus that still grows, of which the sealed parts are read; or lengths alo
 maps length to count, as {{"12": 3400, "13": 3120}}, or with --lengths a .npy array of integers."""
 
 IN = """\
-the names are token files of another program, which are read in place: arrow, parquet, npy,
-megatron, flat, datatrove, mds or levanter, with options of that method of pipeline.InPlace, as in
---tokens flat dtype=uint16 end=50256"""
+the names are token files of another program, which are read in place: arrow, npy, megatron or flat,
+with options of that method of pipeline.InPlace, as in --tokens flat dtype=uint16 end=50256"""
 
 
 def _whole(text: str, least: int = -(1 << 63)) -> int:

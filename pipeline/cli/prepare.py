@@ -78,8 +78,13 @@ def prepare_files(arguments: argparse.Namespace) -> str:
     source = corpora.open_source(fields, "the command")
     columns = source.names() if isinstance(source, Tables) and not arguments.template else set()
     if arguments.field not in columns and "input_ids" in columns:
-        form = "arrow" if isinstance(source, sources.ArrowFiles) else "parquet"
-        raise InvalidValue(f"{source} {call_for(arguments.source[0], form)}")
+        if isinstance(source, sources.ArrowFiles):
+            raise InvalidValue(f"{source} {call_for(arguments.source[0], 'arrow')}")
+        raise InvalidValue(
+            f"{source} holds tokens, and prepare makes them of text; copy these in Python with "
+            "pipeline.Corpus.from_arrays(record['input_ids'] for record in source), where source "
+            f"is pipeline.sources.ParquetFiles({arguments.source[0]!r})"
+        )
     rules: Any = {"on_error": arguments.on_error, "strict": arguments.strict}
     template = _template(arguments) if arguments.template or arguments.targets else None
     text = corpora.Text(source, arguments.field, template, rules)

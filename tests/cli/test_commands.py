@@ -461,3 +461,6 @@ def test_prepare_takes_columns_and_a_hugging_face_tokenizer(run, tmp_path):
     assert "documents    2" in out
     assert f"now look at it: lockstep report {into}" in out
     assert Corpus.open(into).decode(0) == "one two"
+    parquet.write_table(pa.table({"input_ids": [[1, 2]]}), tmp_path / "ids.parquet")
+    err = run.refused("prepare", tmp_path / "ids.parquet", "--into", tmp_path / "ids")
+    assert "holds tokens, and prepare makes them of text; copy these in Python with" in err

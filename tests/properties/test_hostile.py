@@ -240,7 +240,7 @@ def test_tokens_in_place_are_those_of_the_file(place, given):
     end, content, rows = given
     path = write(place / f"a{end}", content)
     with refusing():
-        opened = InPlace.parquet(path) if end == ".parquet" else InPlace.arrow(path)
+        opened = InPlace.arrow(path)
         with refusing(path):
             opened.verify()
         read = [example["inputs"].tolist() for example in opened]
