@@ -24,7 +24,6 @@ from pipeline.errors import (
 )
 from pipeline.fs import objects
 from pipeline.fs.atomic import as_path, is_local
-from pipeline.fs.fork import Handles
 from pipeline.fs.objects import ObjectPath
 from pipeline.text.sources.content import describe, is_packed, read_head
 from pipeline.text.sources.source import Shard, Sharded, shard_bytes
@@ -40,7 +39,7 @@ Stamp: TypeAlias = tuple[int, int | str]
 Paths = str | os.PathLike | Sequence[str | os.PathLike]
 
 
-class FileSource(Sharded, Handles):
+class FileSource(Sharded):
     """A source that reads files; the base of one class for each format.
 
     All files lie end to end on one axis of bytes, which is cut into equal shards. A span of a shard
@@ -54,7 +53,6 @@ class FileSource(Sharded, Handles):
         self.files = leave_out_repeats(find(paths))
         # The stamps of the files when the fingerprint was first computed, and their digest.
         self._known: tuple[list[Stamp], str] | None = None
-        self.__setstate__({})
 
     @property
     def fingerprint(self) -> str:
