@@ -119,9 +119,9 @@ class Sharded(abc.ABC):
     def shards(self) -> list[Shard]:
         """All records, each in one shard, in order."""
 
+    @abc.abstractmethod
     def _read_span(self, span: Any, start: Any, size: int) -> Iterator[Piece]:
         """The records of a span, about `size` bytes at once, from the `next` of a piece on."""
-        raise NotImplementedError
 
     def read(self, shard: Shard, start: Any = None) -> Iterator[Block]:
         """The records of a shard in order, from its beginning, or from the `next` of a block.
@@ -255,7 +255,8 @@ def text_of(record: Mapping[str, Any], field: str) -> str:
 class Records:
     """Anything with a length and random access: a list, a `grain.MapDataset`, a data source.
 
-    Entries are dicts, or texts (`str`, `bytes`), which become `{"text": …}`.
+    Entries are dicts, or texts (`str`, `bytes`), which become `{"text": …}`. Many are requested at
+    once if `records` has `__getitems__`, as data sources of Grain and TFDS have.
 
     >>> Records(["one", "two"])[1]
     {'text': 'two'}
