@@ -41,8 +41,6 @@ def write(folder: pathlib.Path, flat: np.ndarray, ends: np.ndarray) -> dict[str,
     """The same documents in files of each kind."""
     examples = np.split(flat, ends[:-1])
     flat.tofile(folder / "train.bin")
-    flat.tofile(folder / "0.ds")
-    ends.tofile(folder / "0.ds.index")
     np.save(folder / "tokens.npy", flat)
     np.save(folder / "offsets.npy", np.append(0, ends))
     table = pa.table({"input_ids": pa.array(examples, pa.large_list(pa.uint16()))})
@@ -50,7 +48,6 @@ def write(folder: pathlib.Path, flat: np.ndarray, ends: np.ndarray) -> dict[str,
     return {
         "prepared": Corpus.from_arrays(examples, folder / "corpus", vocab_size=50_000),
         "flat, with an end id": InPlace.flat(folder / "train.bin", dtype="uint16", end=END),
-        "datatrove": InPlace.datatrove(folder),
         "npy": InPlace.npy(folder / "tokens.npy", folder / "offsets.npy"),
         "arrow": InPlace.arrow(folder / "0.arrow"),
     }

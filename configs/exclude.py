@@ -23,7 +23,8 @@ QUANTILE = 0.99
 def get_config(workdir: str = "") -> ConfigDict:
     """The configuration that `python train.py --config=configs/exclude.py:WORKDIR` runs."""
     config = quickstart.get_config()
-    config.train.end = 0.15  # few documents, so that 150 steps are more than two epochs
+    config.train.split = "validation"  # few documents, so that 150 steps are more than two epochs
+    config.hold_out = 0.1
     with contextlib.suppress(FileNotFoundError):  # of losses: the run has not begun
         config.schedule = leave_out_worst(workdir)
     return config

@@ -4,8 +4,7 @@
 
 Takes minutes on two cores. Other pairs: records of .jsonl files with two texts, as in
 `--config.train.source= --config.train.files='pairs/*.jsonl' --config.train.field="('de','en')"`; or
-two parallel texts, as in
-`--config.train.source= --config.train.files=train.de --config.train.targets=train.en`.
+two parallel texts, with a class of your own as `--config.train.source` (docs/pairs.md).
 """
 
 from ml_collections import ConfigDict

@@ -9,14 +9,12 @@ def get_config() -> ConfigDict:
     config.seed = 0
     config.steps = 150
 
-    # The records come from one of three: `source`, MODULE:NAME of a function or class that takes
-    # `split`; `files`, a name or glob, or a tuple of them; `tfds`, the name of a prepared TFDS data
-    # set.
+    # The records come from one of two: `source`, MODULE:NAME of a function or class that takes
+    # `split`; or `files`, a name or glob, or a tuple of them.
     config.train = ConfigDict({"source": "configs.python_data:Functions", "split": "train"})
     config.eval = ConfigDict({"source": "configs.python_data:Functions", "split": "validation"})
     for part in (config.train, config.eval):
         part.files = config_dict.FieldReference("", field_type=object)
-        part.tfds = ""
         part.kind = ""  # of files: "text", "jsonl", …; "" to tell it from their extensions
         # For `files` with tokens of another program, which are read in place: "megatron", "flat",
         # "arrow", …, a method of `pipeline.InPlace`; and the options of that method.
@@ -35,13 +33,10 @@ def get_config() -> ConfigDict:
         ):
             part.options[name] = config_dict.placeholder(object)
         part.options.vocab_size = config_dict.placeholder(int)
-        # For parallel text: the files with the targets of the lines of `files`.
-        part.targets = config_dict.placeholder(object)
         part.field = "text"  # of a record
-        part.begin, part.end = 0.0, 1.0  # the share of the records to read, as fractions
-    # Instead of other records, the share of the training corpus that is held out for evaluation;
-    # 0: none.
-    config.eval.hold_out = config_dict.placeholder(float)
+    # Instead of the records of `eval`, the share of the training corpus that is held out for
+    # evaluation; 0: none.
+    config.hold_out = config_dict.placeholder(float)
 
     # The text of a record. kind: "" (all of `field`), "answer" (`templates.Answer`), "chat"
     # (`templates.Chat`), or "preference" (`templates.Preference`). A field that is None has the

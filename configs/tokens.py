@@ -16,5 +16,5 @@ def get_config() -> ConfigDict:
     config = quickstart.get_config()
     config.train.source = config.eval.source = ""
     config.train.format = "flat"
-    config.eval.hold_out = 0.01
+    config.hold_out = 0.01
     return config

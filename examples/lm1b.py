@@ -178,14 +178,10 @@ def evaluate(compiled_eval_step, state, eval_batches):
 def get_corpora(directory):
     """The paragraphs of Python's own email package, as corpora of bytes: to train on, held out."""
     files = sorted(pathlib.Path(email.__file__).parent.glob("*.py"))
-    records = sources.Records(
-        [text for file in files for text in file.read_text("utf-8").split("\n\n")]
-    )
+    texts = [text for file in files for text in file.read_text("utf-8").split("\n\n")]
     # Lockstep: tokenises once; the next call opens the corpus.
-    return (
-        pipeline.prepare(sources.Slice(records, 0.0, 0.9), tokenizers.Bytes(), directory / "train"),
-        pipeline.prepare(sources.Slice(records, 0.9, 1.0), tokenizers.Bytes(), directory / "eval"),
-    )
+    corpus = pipeline.prepare(sources.Records(texts), tokenizers.Bytes(), directory)
+    return corpus.split(hold_out=0.1)
 
 
 def create_train_state(config, model, mesh, like):

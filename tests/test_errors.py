@@ -76,7 +76,7 @@ def unshifted(folder):
 EXAMPLES = Examples([[1, 2, 3, 4], [5, 6, 7]], vocab_size=9)
 BUCKETS = [Bucket(2, 8)]
 BUDGET = {"tokens_per_batch": 64, "max_buckets": 1}
-SOURCE = {"files": "a.jsonl", "split": "train", "begin": 0.0, "end": 0.5}
+SOURCE = {"files": "a.jsonl", "split": "train"}
 ANSWER = {"kind": "answer", "prompt": "{q}", "answer": "{a}"}
 MODEL = {"kind": "huggingface", "model": "a.json", "begin": True, "end": True}
 IMAGE = {"image": np.zeros((8, 8, 3), "u1"), "patch": 4, "max_patches": 9}
@@ -131,7 +131,7 @@ OPTIONS = {
     "mask": keywords(pipeline.Masked.__init__) - {"keep_ids"},
     "corrupt": keywords(pipeline.SpanCorruption.__init__) - {"sentinels"},
     "chat": {"weights", "before", "last_only", "null", "unknown"},
-    "open_source": {"source", "files", "targets", "tfds", "split", "kind"},
+    "open_source": {"source", "files", "split", "kind"},
     "open_template": {"prompt", "answer"},
     "open_view": {"kind", "rate"},
     "open_tokenizer": {"kind"},

@@ -137,9 +137,9 @@ def test_a_command_has_the_flags_that_it_names(words, monkeypatch, capsys):
         for function in (pipeline.fit_buckets, pipeline.Plan):
             options |= {*inspect.signature(function).parameters}
         assert {name for _, changes in config.schedule for name in changes} <= options
-        held_out = config.eval.get("hold_out")  # else a part has records of its own
+        held_out = config.get("hold_out")  # else a part has records of its own
         for part in (config.get("train"), None if held_out else config.eval):
-            places = [part.get(name) for name in ("files", "tfds", "source")] if part else [True]
+            places = [part.get(name) for name in ("files", "source")] if part else [True]
             assert sum(map(bool, places)) == 1  # where the text is from
     elif program[0] == "lockstep":  # not `python -m pipeline`, which takes a user's own folder
         command, *given = words[1:]

@@ -39,9 +39,8 @@ Or lengths alone: .json that maps length to count, as {{"12": 3400, "13": 3120}}
 --lengths a .npy array of integers."""
 
 IN = """\
-the names are token files of another program, which are read in place: arrow, parquet, npy,
-megatron, flat, datatrove, mds or levanter, with options of that method of pipeline.InPlace, as in
---tokens flat dtype=uint16 end=50256"""
+the names are token files of another program, which are read in place: arrow, npy, megatron or flat,
+with options of that method of pipeline.InPlace, as in --tokens flat dtype=uint16 end=50256"""
 
 
 def _whole(text: str, least: int = -(1 << 63)) -> int:
@@ -194,17 +193,13 @@ def parser() -> argparse.ArgumentParser:
     flag(
         "source",
         nargs="*",
-        help="text or .jsonl files, or globs, also compressed; .parquet, .arrow, .feather or "
-        ".array_record files; the folder of a saved Hugging Face data set; or one "
-        "config (.py), for which training and evaluation corpora are made",
+        help="text or .jsonl files, or globs, also compressed; .parquet, .arrow or .feather files; "
+        "the folder of a saved Hugging Face data set; or one config (.py), for which training and "
+        "evaluation corpora are made",
     )
     flag("--tokens", nargs="+", metavar=("FORMAT", "NAME=VALUE"), help=IN)
-    about = "text whose lines are the targets of the lines of SOURCE, which makes pairs"
-    flag("--targets", nargs="+", metavar="FILE", help=about)
     flag("--into", metavar="DIRECTORY", help="the directory of the corpus")
-    flag("--tfds", metavar="NAME", default="", help="a prepared TFDS data set instead of files")
-    flag("--split", default="train", help="of a TFDS data set (train)")
-    kinds = ("text", "jsonl", "parquet", "arrow", "array_record")
+    kinds = ("text", "jsonl", "parquet", "arrow")
     flag(
         "--kind", choices=kinds, default="", help="the kind of files, if their names do not say it"
     )
@@ -216,8 +211,6 @@ def parser() -> argparse.ArgumentParser:
     )
     about += "features describes the sides that it returns"
     flag("--template", nargs="+", metavar=("KIND", "NAME=TEXT"), help=about)
-    flag("--begin", type=float, default=0.0, help="where records begin, as a share (0.0)")
-    flag("--end", type=float, default=1.0, help="where records end, as a share (1.0)")
     flag(
         "--tokenizer",
         default="bytes",

@@ -19,7 +19,7 @@ from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import as_path
 from pipeline.text import sources
 from pipeline.text.sources.tables import Tables
-from pipeline.text.templates import Pair, Template
+from pipeline.text.templates import Template
 from pipeline.trainer import corpora
 from pipeline.trainer.run_config import default_workdir, load_config
 
@@ -61,8 +61,8 @@ def prepare_files(arguments: argparse.Namespace) -> str:
     """Prepares a corpus or pairs, or tokenises a share of one; returns a message."""
     if not arguments.into:
         raise InvalidValue("--into is missing; give the directory of the corpus")
-    if not any(arguments.source) and not arguments.tfds:
-        raise InvalidValue("no files are given; name some, such as data/*.txt, or give --tfds")
+    if not any(arguments.source):
+        raise InvalidValue("no files are given; name some, such as data/*.txt")
     directory = as_path(arguments.into)
     if arguments.tokens:
         corpus = link(open_flags(arguments.tokens, arguments.source), directory)
@@ -71,15 +71,18 @@ def prepare_files(arguments: argparse.Namespace) -> str:
         if not arguments.kind and (form := guess(name)):
             raise InvalidValue(f"{name} {call_for(name, form)}")
     engine = _engine(arguments)
-    names = "tfds", "split", "kind", "begin", "end", "targets"
-    fields = {"files": arguments.source} | {name: getattr(arguments, name) for name in names}
-    source = corpora.open_source(fields, "the command")
+    source = sources.open_files(arguments.source, arguments.kind)
     columns = source.names() if isinstance(source, Tables) and not arguments.template else set()
     if arguments.field not in columns and "input_ids" in columns:
-        form = "arrow" if isinstance(source, sources.ArrowFiles) else "parquet"
-        raise InvalidValue(f"{source} {call_for(arguments.source[0], form)}")
+        if isinstance(source, sources.ArrowFiles):
+            raise InvalidValue(f"{source} {call_for(arguments.source[0], 'arrow')}")
+        raise InvalidValue(
+            f"{source} holds tokens, and prepare makes them of text; copy these in Python with "
+            "pipeline.Corpus.from_arrays(record['input_ids'] for record in source), where source "
+            f"is pipeline.sources.ParquetFiles({arguments.source[0]!r})"
+        )
     rules: Any = {"on_error": arguments.on_error, "strict": arguments.strict}
-    template = _template(arguments) if arguments.template or arguments.targets else None
+    template = _template(arguments.template) if arguments.template else None
     text = corpora.Text(source, arguments.field, template, rules)
     model = directory / "tokenizer.model"
     tokenizer = corpora.open_tokenizer(
@@ -96,15 +99,12 @@ def prepare_files(arguments: argparse.Namespace) -> str:
     return f"{corpus}\n\nnow look at it: lockstep report {arguments.into}"
 
 
-def _template(arguments: argparse.Namespace) -> Template | None:
-    if not arguments.template:
-        return Pair.of(sources.ParallelText.fields)
-    kind, *given = arguments.template
-    if arguments.targets or not all("=" in each for each in given):
+def _template(words: Sequence[str]) -> Template | None:
+    kind, *given = words
+    if not all("=" in each for each in given):
         raise InvalidValue(
-            f"--template is {' '.join(arguments.template)!r}; give a kind and fields as NAME=TEXT, "
-            "as in --template answer prompt='{question}' answer='{answer}', or a function as "
-            "MODULE:NAME, and no --targets"
+            f"--template is {' '.join(words)!r}; give a kind and fields as NAME=TEXT, as in "
+            "--template answer prompt='{question}' answer='{answer}', or a function as MODULE:NAME"
         )
     sys.path.append(os.getcwd())  # for MODULE:NAME
     fields = _split([f"kind={kind}", *given], "--template")

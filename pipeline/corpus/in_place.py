@@ -1,4 +1,4 @@
-"""Tokens of other programs, in place: columns of Arrow and Parquet files, and flat arrays."""
+"""Tokens of other programs, in place: columns of Arrow files, and flat arrays."""
 
 import functools
 import inspect
@@ -9,7 +9,7 @@ from typing import Any, TypedDict, Unpack
 import numpy as np
 from etils import epath
 
-from pipeline.corpus import decoded, token_columns, token_files
+from pipeline.corpus import token_columns, token_files
 from pipeline.corpus.gather import Fields, address_of, gather
 from pipeline.corpus.interface import SingleCorpus
 from pipeline.corpus.parts import Segments
@@ -26,13 +26,9 @@ from pipeline.text.tokenizers import Tokenizer
 # How the files of each format are read; a class method of `InPlace` has the same name.
 READERS: dict[str, Callable[..., TokenFiles]] = {
     "arrow": token_columns.arrow,
-    "parquet": token_columns.parquet,
     "npy": token_files.npy,
     "megatron": token_files.megatron,
     "flat": token_files.flat,
-    "datatrove": token_files.datatrove,
-    "mds": decoded.mds,
-    "levanter": decoded.levanter,
 }
 
 
@@ -60,11 +56,10 @@ COMMON = "task", "vocab_size", "tokenizer", "marks"
 class InPlace(SingleCorpus):
     """Tokens that another program stored, read in place; made by a class method for their format.
 
-    `InPlace("megatron", paths, …)` is `InPlace.megatron(paths, …)`. Files are mapped; those of
-    Parquet, MDS and Levanter cannot be, and are decoded. Memory holds where each example begins
-    (8 bytes) and its length (4). Ids must be from 0 and below `vocab_size` and 2**31, which is
-    checked as they are read; `verify` reads everything. Files in object storage are first copied
-    into the directory of the user's caches.
+    `InPlace("megatron", paths, …)` is `InPlace.megatron(paths, …)`. Files are mapped. Memory holds
+    where each example begins (8 bytes) and its length (4). Ids must be from 0 and below
+    `vocab_size` and 2**31, which is checked as they are read; `verify` reads everything. Files in
+    object storage are first copied into the directory of the user's caches.
 
     Args:
         format: the name of a class method.
@@ -77,15 +72,15 @@ class InPlace(SingleCorpus):
         tokenizer: made the ids. It decodes them, and lets the corpus join others of it.
         marks: the ids to read before and after each example, if the files lack them, or None, such
             as (1, None); the tokens are not copied. A last mark has the weight 1.
-        features: of files with columns (`arrow`, `parquet`, `mds`, `levanter`), as are the next
-            two: columns to read as features, by name; for tokens, lists with a value for each.
+        features: of `arrow`, as are the next two: columns to read as features, by name; for tokens,
+            lists with a value for each.
         labels: a column of the ids themselves, or -100 where there is no loss, not shifted.
         weights: columns with a weight for each token, such as "completion_mask", whose product
             counts; `sources_len` has the number of tokens without a loss at the start. In a column
             `attention_mask`, 0 is padding, which is dropped; a column `seq_lengths` divides rows
             into the sequences that are packed into them. Of `flat`, files with a byte for each
-            token, 1 to train on it; of `datatrove`, "loss". (): train on all tokens, though there
-            are such columns or files.
+            token, 1 to train on it. (): train on all tokens, though there are such columns or
+            files.
 
     Attributes:
         format, paths, options: as given; without options that are None.
@@ -178,16 +173,6 @@ class InPlace(SingleCorpus):
         return cls("arrow", paths, column=column, **options)
 
     @classmethod
-    def parquet(
-        cls, paths: files.Paths, column: str = "input_ids", **options: Unpack[Options]
-    ) -> "InPlace":
-        """Lists of ids in Parquet files, all decoded into memory: 4 bytes for an int32.
-
-        Parquet has no random access; prepare what does not fit into memory, or convert it to Arrow.
-        """
-        return cls("parquet", paths, column=column, **options)
-
-    @classmethod
     def npy(
         cls, tokens: epath.PathLike, offsets: epath.PathLike, **options: Unpack[Options]
     ) -> "InPlace":
@@ -219,33 +204,6 @@ class InPlace(SingleCorpus):
         bytes before the ids of each file.
         """
         return cls("flat", paths, **options)
-
-    @classmethod
-    def datatrove(cls, paths: files.Paths, **options: Unpack[Options]) -> "InPlace":
-        """The documents of datatrove's `.ds` files, or of a folder of them, by their `.ds.index`.
-
-        With `weights="loss"`, `.ds.loss` says on which tokens to train.
-        """
-        return cls("datatrove", paths, **options)
-
-    @classmethod
-    def mds(
-        cls, folder: epath.PathLike, column: str = "tokens", **options: Unpack[Options]
-    ) -> "InPlace":
-        """The samples of a split of MosaicML's Streaming (MDS), decoded once into the cache.
-
-        The folder has `index.json`; the column of ids holds arrays, or bytes of a `dtype` (int64,
-        as LLM Foundry has them). `end` is the id that ends each document, if samples are windows
-        over several; else a sample is an example.
-        """
-        return cls("mds", folder, column=column, **options)
-
-    @classmethod
-    def levanter(
-        cls, folder: epath.PathLike, column: str = "input_ids", **options: Unpack[Options]
-    ) -> "InPlace":
-        """The rows of a finished cache of Levanter's, with `shard_ledger.json`; see `mds`."""
-        return cls("levanter", folder, column=column, **options)
 
     def _read(self, pieces: Pieces, names: Sequence[str]) -> Fields:
         if not self.marks:
@@ -321,10 +279,7 @@ class InPlace(SingleCorpus):
 
 def _list_options(read: Callable[..., TokenFiles]) -> set[str]:
     """The names of the options of a format, by its reader."""
-    own = {*list(inspect.signature(read).parameters)[1:]}
-    if "columns" in own:
-        own |= {*inspect.signature(token_columns.read_columns).parameters} - {"kind", "paths"}
-    return {*COMMON, *own} - {"columns"}
+    return {*COMMON, *list(inspect.signature(read).parameters)[1:]}
 
 
 def _check_marks(given: Any) -> tuple[int | None, int | None] | tuple[()]:

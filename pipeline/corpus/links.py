@@ -92,18 +92,16 @@ def guess(path: epath.PathLike) -> str:
     if any(each in name for each in "*?["):
         return guess(found[0]) if (found := files.find(name)) else ""
     if place.is_dir():
-        if is_saved(path):
-            splits = [place / "state.json", *place.glob("*/state.json")]
-            folder = next((each.parent for each in splits if each.exists()), place)
-            return "arrow" * ("input_ids" in sources.ArrowFiles(folder).names())
-        signs = {"index.json": "mds", "shard_ledger.json": "levanter"}
-        found = [format for sign, format in signs.items() if (place / sign).exists()]
-        return found[0] if found else "datatrove" * any(True for _ in place.glob("*.ds"))
+        if not is_saved(path):
+            return ""
+        splits = [place / "state.json", *place.glob("*/state.json")]
+        folder = next((each.parent for each in splits if each.exists()), place)
+        return "arrow" * ("input_ids" in sources.ArrowFiles(folder).names())
     if as_path(index_of(path)).exists():
         return "megatron"
     if place.suffix == ".npy" and place.exists():
         return "npy" if read_head(place).startswith(NPY) else "flat"
-    return {".bin": "flat", ".ds": "datatrove"}.get(place.suffix, "") if place.exists() else ""
+    return "flat" * (place.suffix == ".bin" and place.exists())
 
 
 def call_for(path: epath.PathLike, format: str) -> str:

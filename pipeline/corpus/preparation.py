@@ -137,8 +137,7 @@ def prepare_pairs(
     """The pairs of `source`, for sequence to sequence: `prepare` with the template `Pair`.
 
     Args:
-        source: records by number, each with two texts; for two parallel texts,
-            `sources.ParallelText`.
+        source: records by number, each with two texts.
         tokenizer: for both texts; it must have a begin mark, from which the decoder starts.
         directory: where to write.
         fields: the fields of each record that hold inputs and targets, or templates; the template

@@ -1,4 +1,4 @@
-"""Token columns: lists of ids, and what is beside them, in Arrow and Parquet files."""
+"""Token columns: lists of ids, and what is beside them, in Arrow files."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from etils import epath
 
 from pipeline.corpus.cache import local_copy
 from pipeline.corpus.gather import gather
@@ -14,7 +13,7 @@ from pipeline.corpus.token_files import Lists, TokenFiles
 from pipeline.errors import InvalidValue
 from pipeline.text.features import TOKENS, WEIGHTS, Feature, check_features
 from pipeline.text.ragged import require_weights
-from pipeline.text.sources import ArrowFiles, ParquetFiles, files
+from pipeline.text.sources import ArrowFiles, files
 from pipeline.text.sources.tables import saved_files
 
 # Columns that say on which ids to train, as several programs name them. The last has the number of
@@ -36,43 +35,31 @@ STARTS = ("seq_start_id", "cu_seqlens", "cu_seqlens_q", "cu_seq_lens_q", "cu_doc
 IGNORED = -100  # the label of an id without a loss
 
 
-def arrow(paths: files.Paths, *, split: str | None = None, **columns: Any) -> TokenFiles:
-    """The rows of Arrow files, or of a data set that was saved to disk."""
-    return read_columns(ArrowFiles, saved_files(paths, split), **columns)
-
-
-def parquet(paths: files.Paths, **columns: Any) -> TokenFiles:
-    """The rows of Parquet files."""
-    return read_columns(ParquetFiles, files.find(paths), **columns)
-
-
-def read_columns(
-    kind: type[ArrowFiles | ParquetFiles],
-    paths: Sequence[epath.Path],
+def arrow(
+    paths: files.Paths,
+    *,
+    split: str | None = None,
     column: str = "input_ids",
     labels: str | None = None,
     weights: str | Sequence[str] | None = None,
     features: Mapping[str, Feature] | None = None,
 ) -> TokenFiles:
-    """The rows of files; for the options, see `in_place.InPlace`."""
-    copies, wanted = [local_copy(path) for path in paths], check_features(features)
-    masks = _choose(kind(copies).names() - {column}, labels, weights, wanted)
-    source = kind(copies, columns=[column, *wanted, *masks])
+    """The rows of Arrow files, or of a data set that was saved to disk; see `InPlace`."""
+    copies = [local_copy(path) for path in saved_files(paths, split)]
+    wanted = check_features(features)
+    masks = _choose(ArrowFiles(copies).names() - {column}, labels, weights, wanted)
+    source = ArrowFiles(copies, columns=[column, *wanted, *masks])
     kinds, groups = {column: None, **wanted, **masks}, []
     for place, table in source.groups():
-        columns = [pa.chunked_array(table.column(name)).chunks for name in kinds]
-        if any([*map(len, each)] != [*map(len, columns[0])] for each in columns):
-            columns = [[pa.concat_arrays(each)] for each in columns]
-        for pieces in zip(*columns, strict=True):
-            lists = {
-                name: _lists(f"{place} {name}", piece, kinds[name])
-                for name, piece in zip(kinds, pieces, strict=True)
-            }
-            _cut(lists, column, wanted)
-            group = {TOKENS: lists[column], **{name: lists[name] for name in wanted}}
-            if names := [name for name in masks if name in lists]:
-                group[WEIGHTS] = _weigh(lists, column, names, labels)
-            groups.append(group)
+        lists = {
+            name: _lists(f"{place} {name}", table.column(name).chunk(0), feature)
+            for name, feature in kinds.items()
+        }
+        _cut(lists, column, wanted)
+        group = {TOKENS: lists[column], **{name: lists[name] for name in wanted}}
+        if names := [name for name in masks if name in lists]:
+            group[WEIGHTS] = _weigh(lists, column, names, labels)
+        groups.append(group)
     if len({group[WEIGHTS][0].dtype for group in groups if WEIGHTS in group}) > 1:
         for group in groups:
             values, begins, counts = group[WEIGHTS]

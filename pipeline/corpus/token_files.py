@@ -13,8 +13,8 @@ from pyarrow import csv
 
 from pipeline.corpus.cache import local_copy, path_of
 from pipeline.corpus.parts import read_content
-from pipeline.errors import InvalidValue, require_one_of, require_whole
-from pipeline.fs.atomic import as_path, write_once
+from pipeline.errors import InvalidValue, require_whole
+from pipeline.fs.atomic import write_once
 from pipeline.text.features import TOKENS, WEIGHTS
 from pipeline.text.sources import files
 from pipeline.text.sources.content import describe_binary, open_text
@@ -99,9 +99,10 @@ def _load(path: epath.Path) -> np.ndarray:
 def megatron(prefixes: files.Paths) -> TokenFiles:
     """The documents of Megatron's indexed data sets, `PREFIX.bin` with `PREFIX.idx`."""
     given = [prefixes] if isinstance(prefixes, str | os.PathLike) else prefixes
-    indices, arrays, borders = files.find([index_of(each) for each in given]), [], []
-    data = files.find([f"{os.fspath(path)[:-4]}.bin" for path in indices])
-    indices, data = files.leave_out_repeats(indices, data)
+    found = files.find([index_of(each) for each in given])
+    # Indices that are one file may belong to different tokens, in documents of the same sizes.
+    data = files.leave_out_repeats(files.find([path.with_suffix(".bin") for path in found]))
+    indices, arrays, borders = [path.with_suffix(".idx") for path in data], [], []
     for index, path in zip(indices, data, strict=True):
         dtype, edges = _read_index(index)
         arrays.append(_read(path, dtype))
@@ -141,36 +142,6 @@ def _read_index(path: epath.Path) -> tuple[np.dtype, np.ndarray]:
     return dtype, edges[first]
 
 
-def datatrove(paths: files.Paths, *, weights: str | tuple[()] | None = None) -> TokenFiles:
-    """The documents of datatrove's `.ds` files, or of a folder of them."""
-    if isinstance(paths, str | os.PathLike) and as_path(paths).is_dir():
-        paths = f"{os.fspath(paths)}/*.ds"
-    (found,) = files.leave_out_repeats(files.find(paths))
-    indices, losses, about = (
-        [path.with_name(path.name + end) for path in found]
-        for end in (".index", ".loss", ".metadata")
-    )
-    _require_choice(losses, "loss", weights)
-    if weights:
-        require_one_of("weights", weights, ("loss",))
-    ends = [_read(path, np.dtype("<i8")) for path in files.find(indices)]
-    totals = [int(each[-1]) if len(each) else 0 for each in ends]
-    sizes = [path.stat().length for path in found]
-    fitting = [dtype for dtype, n in (("<u2", 2), ("<u4", 4)) if sizes == [n * t for t in totals]]
-    if not fitting:
-        seen = f"{', '.join(map(str, sizes))} bytes for {', '.join(map(str, totals))} tokens"
-        raise damaged(
-            found[0], f"it and those after it have {seen} by their .index, not 2 or 4 each"
-        )
-    for path, total in zip(about, totals, strict=True):
-        if path.exists() and path.read_text().splitlines()[1:2] != [f"{total}"]:
-            raise damaged(path, f"it does not tell the {total:,} tokens of its .index")
-    arrays = [_read(path, np.dtype(fitting[0])) for path in found]
-    edges = [np.append(0, each) for each in ends]
-    borders = [_between(*each) for each in zip(indices, edges, totals, strict=True)]
-    return _divide([*found, *indices], arrays, losses if weights else (), borders)
-
-
 def flat(
     paths: files.Paths,
     *,
@@ -181,13 +152,17 @@ def flat(
     weights: files.Paths | None = None,
 ) -> TokenFiles:
     """The documents of files that hold nothing but ids; see `InPlace.flat`."""
-    (found,) = files.leave_out_repeats(files.find(paths))
+    found = files.leave_out_repeats(files.find(paths))
     found = [path for path in found if not path.name.endswith(".csv.gz")]
     masks = [path for path in found if path.name.startswith("labels_mask")]
     found = [path for path in found if path not in masks]
     beside = [path.with_name(path.name.replace("token_ids", "labels_mask", 1)) for path in found]
     masks += [mask for path, mask in zip(found, beside, strict=True) if mask != path]
-    _require_choice(masks, "labels_mask*", weights)
+    if weights is None and (there := [path for path in masks if path.exists()]):
+        raise InvalidValue(
+            f"{os.fspath(there[0])} says on which tokens to train; give weights='labels_mask*', or "
+            "weights=() to train on all"
+        )
     if not found:
         raise InvalidValue(f"{paths} are masks; give the files of tokens, token_ids*")
     opened = [_open_flat(path, dtype, require_whole("skip", skip, 0)) for path in found]
@@ -246,7 +221,7 @@ def _open_flat(path: epath.Path, dtype: Any, skip: int) -> tuple[np.ndarray, int
     if bytes(content[4 + 4 * count : 8 + 4 * count]) == content.size.to_bytes(8, "little")[:4]:
         raise InvalidValue(
             f"{name} begins with the places of {count:,} items, as chunks of LitData and MDS do; "
-            "give files of ids alone, or read MDS with InPlace.mds"
+            "give files of ids alone, or the examples that its reader returns to Corpus.from_arrays"
         )
     try:
         found = np.dtype(dtype or object)
@@ -358,15 +333,6 @@ def _find_id(path: epath.Path, values: np.ndarray, mark: int) -> np.ndarray:
         return search()
     place = path_of([files.digest([path]), f"{values.dtype}", len(values), mark], "places.npy")
     return np.load(write_once(place, "searching", lambda file: np.save(file, search())))
-
-
-def _require_choice(masks: Sequence[epath.Path], name: str, weights: Any) -> None:
-    """Refuses files of masks that no option mentions."""
-    if weights is None and (there := [path for path in masks if path.exists()]):
-        raise InvalidValue(
-            f"{os.fspath(there[0])} says on which tokens to train; give weights={name!r}, or "
-            "weights=() to train on all"
-        )
 
 
 def _divide(

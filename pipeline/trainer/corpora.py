@@ -20,7 +20,7 @@ from pipeline.corpus.links import link
 from pipeline.corpus.pairs import open_corpus
 from pipeline.corpus.preparation import prepare
 from pipeline.corpus.tasks import CAUSAL, Task
-from pipeline.errors import InvalidValue, require_one_of
+from pipeline.errors import InvalidValue, require_one_of, require_share
 from pipeline.planning.identity import fingerprint_of
 from pipeline.steps import hosts
 from pipeline.text import sources, templates, tokenizers
@@ -32,6 +32,7 @@ TEMPLATES: dict[str, Callable] = {
     "preference": templates.Preference,
 }
 VIEWS: dict[str, Callable] = {"causal": lambda corpus, seed: corpus, **views.KINDS}
+SOURCES = ("source", "files")
 MAKER = "such as configs.vision:make_corpus"
 ADVICE = "name it in config.tokenizer.{0}_token, or set config.tokenizer.{0} to False for no mark"
 
@@ -39,50 +40,28 @@ ADVICE = "name it in config.tokenizer.{0}_token, or set config.tokenizer.{0} to 
 def open_source(fields: Mapping[str, Any], name: str) -> sources.Source | sources.Sharded:
     """The source that `fields` describe.
 
-    They are one of `source` (MODULE:NAME of a function or class that takes a split and returns a
-    source or a sequence of records), `files` (a name or glob, or a list of them) and `tfds` (the
-    name of a prepared data set), the others empty or absent; `split`; for files a `kind`, or "", or
-    for parallel text `targets`, the files of the target text; `begin` and `end`, the share of the
-    records to use, from 0.0 to 1.0. Errors call them `name`.
+    They are either `source` (MODULE:NAME of a function or class that takes a split and returns a
+    source or a sequence of records) and its `split`, or `files` (a name or glob, or a list of them)
+    and their `kind`, or "". Errors call them `name`.
     """
-    for key in ("source", "tfds", "split", "kind"):
+    for key in ("source", "split", "kind"):
         if not isinstance(fields.get(key, ""), str):
             raise InvalidValue(f"{name}.{key} is {fields[key]!r:.200}; it must be text")
-    for key in ("files", "targets"):
-        given = fields.get(key) or ""
-        several = given if isinstance(given, list | tuple) else [given]
-        if not all(isinstance(each, str) for each in several):
-            seen = f"{name}.{key} is {given!r:.200}"
-            raise InvalidValue(f"{seen}; give a name or glob, or a list or tuple of them")
-    path, files, tfds = named = [fields.get(key, "") for key in ("source", "files", "tfds")]
-    if sum(map(bool, named)) != 1:
+    path, files = (fields.get(key, "") for key in SOURCES)
+    several = files if isinstance(files, list | tuple) else [files]
+    if not all(isinstance(each, str) for each in several):
         raise InvalidValue(
-            f"{name} has source={path!r}, files={files!r}, tfds={tfds!r}; give one of them and "
-            "leave the others empty, as in --config.train.files='data/*.jsonl.gz' "
-            "--config.train.source="
+            f"{name}.files is {files!r:.200}; give a name or glob, or a list or tuple of them"
         )
-    split, targets, kind = fields["split"], fields.get("targets"), fields.get("kind", "")
-    if targets and not (files and kind in ("", "text")):
+    if bool(path) == bool(files):
         raise InvalidValue(
-            f"{name} has targets={targets!r} with files={files!r} and kind={kind!r}; targets need "
-            "text files in both"
+            f"{name} has source={path!r} and files={files!r}; give one of them and leave the other "
+            "empty, as in --config.train.files='data/*.jsonl.gz' --config.train.source="
         )
-    source: sources.Source | sources.Sharded
-    if path:
-        source = _import_source(path, split, name)
-    elif tfds:
-        source = sources.Tfds(tfds, split)
-    elif targets:
-        source = sources.ParallelText(files, targets)
-    else:
-        source = sources.open_files(files, kind)
-    begin, end = fields["begin"], fields["end"]
-    return source if (begin, end) == (0.0, 1.0) else sources.Slice(source, begin, end)
-
-
-def _import_source(path: str, split: str, name: str) -> sources.Source | sources.Sharded:
+    if files:
+        return sources.open_files(files, fields.get("kind", ""))
     example = "such as configs.python_data:Functions"
-    source: Any = _import(path, f"{name}.source", example)(split)
+    source: Any = _import(path, f"{name}.source", example)(fields["split"])
     return source if hasattr(source, "fingerprint") else sources.Records(source)
 
 
@@ -175,13 +154,13 @@ class Text:
 
 def _open_text(name: str, fields: Any, config: Any) -> Text:
     template = open_template(fields.get("template", config.template).to_dict())
-    field = sources.ParallelText.fields if fields.get("targets") else fields.field
-    if not isinstance(field, str) and (template is not None or config.task.kind != "causal"):
-        raise InvalidValue(
-            f"{name}.field is {field!r}; it must be one name, or two for pairs, with template.kind "
-            "'' and task.kind 'causal'"
-        )
+    field = fields.field
     if not isinstance(field, str):
+        if template is not None or config.task.kind != "causal":
+            raise InvalidValue(
+                f"{name}.field is {field!r}; it must be one name, or two for pairs, with "
+                "template.kind '' and task.kind 'causal'"
+            )
         field, template = "", templates.Pair.of(field)
     return Text(open_source(fields, name), field, template, config.get("prepare", {}))
 
@@ -211,11 +190,8 @@ class Part:
         fields = self.fields
         if not fields.get("format"):
             return
-        if (fields.begin, fields.end) != (0.0, 1.0) or config.template.kind:
-            raise InvalidValue(
-                f"{self.name} has tokens, but also a template, or begin and end for a share of "
-                "records; remove them, and hold examples out with config.eval.hold_out"
-            )
+        if config.template.kind:
+            raise InvalidValue(f"{self.name} has tokens, but also a template; remove one of them")
         if not isinstance(fields.files, str) or not fields.files:
             raise InvalidValue(
                 f"{self.name}.files is {fields.files!r}; with a format, it must name token files, "
@@ -275,7 +251,7 @@ def open_tokenizer(
             raise InvalidValue(
                 "other programs write the first corpora, so there is no text to train a tokenizer "
                 "on; give the tokenizer that they use, as in --config.tokenizer.model=PATH, or "
-                "hold out examples for evaluation with config.eval.hold_out"
+                "hold out examples for evaluation with config.hold_out"
             )
         every = [text.texts for text in texts]
         size = fields["vocab_size"]
@@ -295,12 +271,13 @@ def prepare_corpora(config: Any, directory: epath.Path) -> tuple[Any, Any]:
 
     Args:
         config: `train` and `eval`, each with the fields of `open_source` and `field`, the name of
-            a record's text, or for pairs two names, of inputs and targets (ignored with `targets`);
-            or for token files of another program `format`, `files` and `options`; or `corpus`,
-            MODULE:NAME of a function that takes `split` and the directory, and returns a corpus of
-            any kind that it writes there; for a mixture, `sources` instead of `train`, such fields
-            by name; if others may join `train` later, `added`, by name. Without `train` and
-            `sources`, only the second corpus is made.
+            a record's text, or for pairs two names, of inputs and targets; or for token files of
+            another program `format`, `files` and `options`; or `corpus`, MODULE:NAME of a function
+            that takes `split` and the directory, and returns a corpus of any kind that it writes
+            there; for a mixture, `sources` instead of `train`, such fields by name; if others may
+            join `train` later, `added`, by name. Without `train` and `sources`, only the second
+            corpus is made. With `hold_out`, that share of the first is the second, and `eval` is
+            not read.
         directory: the directory of the corpora, each in a directory called like its fields.
 
     Returns:
@@ -324,8 +301,9 @@ def prepare_corpora(config: Any, directory: epath.Path) -> tuple[Any, Any]:
         if "train" in added:
             raise InvalidValue("config.added has a corpus 'train'; give it another name")
         training = {"train": config.train, **{f"added/{name}": added[name] for name in added}}
-    share, every = config.eval.get("hold_out"), {**training, "eval": config.eval}
+    share, every = config.get("hold_out"), {**training, "eval": config.eval}
     if share:
+        require_share("config.hold_out", share)
         del every["eval"]
     parts = [Part.of(folder, fields, config) for folder, fields in every.items()]
     texts = [part.text for part in parts if part.text]
@@ -366,17 +344,19 @@ def prepare_corpora(config: Any, directory: epath.Path) -> tuple[Any, Any]:
     try:
         return first.split(share) if share else (first, opened[-1])
     except InvalidValue as error:
-        raise InvalidValue(f"config.eval.{error}") from error
+        raise InvalidValue(f"config.{error}") from error
 
 
 def prepare_test(config: Any, workdir: epath.Path) -> tuple[AnyCorpus, epath.Path]:
-    """The corpus that `config.eval` describes, for a run in `workdir`; and a directory for scores.
+    """The corpus of evaluations, for a run in `workdir`; and a directory for scores.
 
-    It has the run's tokenizer. Each value of `config.eval` has a directory of its own.
+    It is what `config.hold_out` holds out, or that of `config.eval`, with the run's tokenizer. Each
+    value of these fields has a directory of its own.
     """
     fields = json.loads(config.to_json())
-    directory = workdir / "tests" / fingerprint_of([fields["eval"], fields["template"]])
-    if config.eval.get("hold_out"):
+    tested = fields.get("hold_out") or fields["eval"]
+    directory = workdir / "tests" / fingerprint_of([tested, fields["template"]])
+    if config.get("hold_out"):
         _, corpus = prepare_on_hosts(config, workdir / "corpus")
         return corpus, directory
     test = config.copy_and_resolve_references()

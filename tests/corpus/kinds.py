@@ -19,11 +19,11 @@ from pipeline import (
 from pipeline.corpus import CAUSAL, INPUTS
 from pipeline.text.sources import Records
 from pipeline.text.tokenizers import Bytes
-from tests.corpus.token_writers import write_datatrove, write_flat, write_megatron
+from tests.corpus.token_writers import write_flat, write_megatron
 from tests.loading.definition import Field, define_batch
 from tests.text.record_files import write_table
 
-FORMATS = ["arrow", "stream", "lz4", "uint16", "parquet", "npy", "megatron", "flat", "datatrove"]
+FORMATS = ["arrow", "stream", "lz4", "uint16", "npy", "megatron", "flat"]
 STORED = ["arrays", "weighted", "features", "cached", "weighted cached", "features cached"]
 STORED += ["groups", "groups cached"]
 JOINED = {"joined": ("arrays", "weighted"), "groups joined": ("groups", "arrays")}
@@ -107,27 +107,22 @@ def in_place(kind, directory, examples, task=CAUSAL):
         np.save(names[0], np.concatenate(examples).astype(np.uint16))
         np.save(names[1], np.cumsum([0, *map(len, examples)]))
         return InPlace.npy(*names, **options)
-    if kind in ("megatron", "flat", "datatrove"):
+    if kind in ("megatron", "flat"):
         for number, mine in enumerate((examples[:15], examples[15:])):
             if kind == "megatron":
                 write_megatron(directory / f"{number}", [[each] for each in mine])
-            elif kind == "flat":
-                write_flat(directory / f"{number}.npy", mine)
             else:
-                write_datatrove(directory / f"{number}.ds", mine)
+                write_flat(directory / f"{number}.npy", mine)
         if kind == "flat":
             return InPlace.flat(directory / "*.npy", dtype="uint16", **options)
-        if kind == "megatron":
-            return InPlace.megatron(directory / "*", **options)
-        return InPlace.datatrove(directory, **options)
+        return InPlace.megatron(directory / "*", **options)
     item = {"arrow": pa.int32(), "stream": pa.int64(), "lz4": pa.int32(), "uint16": pa.uint16()}
     held = pa.large_list(item[kind]) if kind == "lz4" else pa.list_(item.get(kind, pa.int64()))
     for number, mine in enumerate((examples[:15], examples[15:])):
         ids = pa.array([each.tolist() for each in mine], held)
         table = pa.table({"other": ["x"] * len(mine), "input_ids": ids})
         write_table(directory / f"{number}.{kind}", table, rows=4)
-    opened = InPlace.parquet if kind == "parquet" else InPlace.arrow
-    return opened(str(directory / f"*.{kind}"), **options)
+    return InPlace.arrow(str(directory / f"*.{kind}"), **options)
 
 
 def require_read(side, examples, starts, sizes, reach, wholes, **epoch):

@@ -16,14 +16,14 @@ from tests.text.record_files import save_to_disk, write_table
 IDS = [[1, 2, 3, 4], [5, 6], [], [7, 8, 9]]
 
 
-@pytest.fixture(params=["arrow", "parquet"])
-def write(request, tmp_path):
+@pytest.fixture
+def write(tmp_path):
     """A function that writes columns into two groups of rows, and returns how to open them."""
 
     def write_columns(columns):
-        path = tmp_path / f"{len([*tmp_path.iterdir()])}.{request.param}"
+        path = tmp_path / f"{len([*tmp_path.iterdir()])}.arrow"
         write_table(path, pa.table(columns))
-        return lambda **options: getattr(InPlace, request.param)(path, **options)
+        return lambda **options: InPlace.arrow(path, **options)
 
     return write_columns
 
@@ -116,10 +116,10 @@ def test_sequences_of_a_row_are_never_joined_silently(write):
 
 
 def test_two_columns_of_one_name_are_refused(tmp_path):
-    path = tmp_path / "a.parquet"
+    path = tmp_path / "a.arrow"
     write_table(path, pa.table([pa.array([[1, 2]]), pa.array([[3, 4]])], names=["input_ids"] * 2))
-    with pytest.raises(ValueError, match=r"a.parquet has several columns 'input_ids'; rename them"):
-        InPlace.parquet(path)
+    with pytest.raises(ValueError, match=r"a.arrow has several columns 'input_ids'; rename them"):
+        InPlace.arrow(path)
 
 
 def test_columns_that_do_not_fit_the_tokens_are_refused(write):

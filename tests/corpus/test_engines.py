@@ -131,13 +131,13 @@ def test_records_that_fail_may_be_left_without_tokens(tmp_path):
 def test_the_command_does_one_task_of_several_and_assembles(run, tmp_path):
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text("".join(f"{name} {number}\n" for number in range(50)))
-    into = "prepare", tmp_path / "a.txt", "--targets", tmp_path / "b.txt", "--into"
+    into = "prepare", tmp_path / "a.txt", tmp_path / "b.txt", "--into"
     run.done(*into, tmp_path / "whole")
     for number in (2, 0, 1):
-        out = run.done(*into, tmp_path / "pairs", "--task", number, "--of", 3)
+        out = run.done(*into, tmp_path / "shared", "--task", number, "--of", 3)
         assert f"task {number} of 3 is done; when all are, run the same command without" in out
-    run.done(*into, tmp_path / "pairs")
-    assert contents(tmp_path / "pairs") == contents(tmp_path / "whole")
+    run.done(*into, tmp_path / "shared")
+    assert contents(tmp_path / "shared") == contents(tmp_path / "whole")
 
 
 @pytest.mark.slow

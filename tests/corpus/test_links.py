@@ -13,7 +13,7 @@ from pipeline.corpus import INPUTS, TARGETS, open_corpus
 from pipeline.corpus.links import link
 from pipeline.text.tokenizers import Bytes
 from tests.corpus.files import require_equal
-from tests.corpus.token_writers import write_datatrove, write_flat, write_megatron
+from tests.corpus.token_writers import write_flat, write_megatron
 from tests.fs import object_servers
 
 REWARD = {"reward": Feature("example")}
@@ -25,7 +25,6 @@ EXAMPLES = [np.arange(3, 3 + size) for size in SIZES]
 def opened(tmp_path):
     """The corpora of each format, of the same examples."""
     write_megatron(tmp_path / "mega", [[each] for each in EXAMPLES])
-    write_datatrove(tmp_path / "trove.ds", EXAMPLES)
     masks = [each % 2 == 1 for each in EXAMPLES]
     write_flat(tmp_path / "token_ids.npy", EXAMPLES)
     np.concatenate(masks).tofile(tmp_path / "labels_mask.npy")
@@ -37,7 +36,6 @@ def opened(tmp_path):
     masked = {"weights": "labels_mask*", "dtype": "uint16", "tokenizer": Bytes()}
     return {
         "megatron": InPlace.megatron("mega", **options),
-        "datatrove": InPlace.datatrove(tmp_path, **options),
         "npy": InPlace.npy("flat.npy", "offsets.npy", **options),
         "flat": InPlace.flat("token_ids*", **masked),
         "arrow": InPlace.arrow("*.arrow", weights="loss_mask", features=REWARD, **options),
@@ -103,7 +101,7 @@ def test_commands_read_token_files(opened, tmp_path, run):
     for arguments, sentence in (
         ("report mega", "InPlace.megatron('mega') opens them, and commands take --tokens"),
         ("prepare mega.bin --into x", "mega.bin holds tokens, which need no preparing"),
-        ("report mega --tokens numpy", "it must be one of arrow, parquet, npy"),
+        ("report mega --tokens numpy", "it must be one of arrow, npy, megatron, flat"),
         ("report mega --tokens flat ends=3", "format 'flat' has no option 'ends'; did you"),
         ("report flat.npy", "add --lengths"),
     ):
@@ -121,7 +119,6 @@ def test_token_files_in_a_bucket_are_read(opened, tmp_path, monkeypatch):
                 pipeline.fs.as_path(f"{root}/{path.name}").write_bytes(path.read_bytes())
         for name, paths, options in (
             ("megatron", "mega", {}),
-            ("datatrove", "", {}),
             ("flat", "token_ids*", {"dtype": "uint16", "weights": f"{root}/labels_mask*"}),
             ("arrow", "a.arrow", {"weights": "loss_mask", "features": REWARD}),
         ):

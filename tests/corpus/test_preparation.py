@@ -18,7 +18,7 @@ from pipeline.corpus import INPUTS, Job, engines, preparation, prepare_job, prep
 from pipeline.corpus.manifest import Manifest
 from pipeline.fs.atomic import as_path, directory_lock
 from pipeline.text import ragged
-from pipeline.text.sources import Concatenated, Records, Slice, TextFiles
+from pipeline.text.sources import Records, TextFiles
 from pipeline.text.sources import source as sizes
 from pipeline.text.templates import Answer, Function
 from pipeline.text.tokenizers import Bytes
@@ -126,7 +126,7 @@ def test_a_corpus_of_another_origin_is_refused(source, tmp_path, finished):
         with pytest.raises(RuntimeError, match="ended without"):
             prepare(source, Bytes(), place, engine=ending, progress=False)
     before = contents(place)
-    other = Slice(source, 0.0, 0.5)
+    other = TextFiles(source.files, sample_by="file")
     for changed, options, sentence in (
         ((other, Bytes()), {}, f"another source: there {re.escape(source.fingerprint)}, now"),
         ((source, Bytes(end=False)), {}, "tokenizer: there bytes-begin-end, now bytes-begin."),
@@ -215,7 +215,7 @@ def test_a_worker_that_dies_gives_a_sentence(source, run):
     assert "run again to finish" in error
 
 
-@pytest.mark.parametrize("kind", ["as long", "gone", "share", "two", "records"])
+@pytest.mark.parametrize("kind", ["as long", "gone", "share", "records"])
 def test_a_source_that_is_edited_while_it_is_read_makes_no_corpus(kind, source, tmp_path):
     path, directory, here = Path(source.files[0]), tmp_path / "corpus", engines.Processes(0)
     text, listed = path.read_text(), [{"text": line} for line in LINES]
@@ -227,8 +227,7 @@ def test_a_source_that_is_edited_while_it_is_read_makes_no_corpus(kind, source, 
         # The size stays, and so do all samples of a large file.
         "as long": (source, lambda: path.write_text(text.replace("document 150", "DOCUMENT 150"))),
         "gone": (source, path.unlink),
-        "share": (Slice(source, 0.0, 0.9), add_line),
-        "two": (Concatenated([source, Records(listed)]), add_line),
+        "share": (source, add_line),
         "records": (Records(listed), lambda: listed[0].update(text="else")),
     }[kind]
 

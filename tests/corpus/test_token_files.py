@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pipeline import InPlace
 from pipeline.corpus import INPUTS, cache, token_files
 from tests.corpus.files import documents_of, split_at, weights_of
-from tests.corpus.token_writers import write_datatrove, write_flat, write_llm_c, write_megatron
+from tests.corpus.token_writers import write_flat, write_llm_c, write_megatron
 
 END = 50256
 
@@ -36,7 +36,7 @@ def test_a_document_of_megatron_may_have_several_sequences(dtype, tmp_path):
     assert documents_of(corpus) == [[1, 2, 3], [], [4, 5, 6], [7]]
     assert documents_of(pickle.loads(pickle.dumps(corpus))) == documents_of(corpus)
     assert documents_of(InPlace.megatron(f"{tmp_path}/*.bin", task=INPUTS)) == documents_of(corpus)
-    write_megatron(tmp_path / "b.bin", [[[8, 9]]], "int16")  # datatrove appends to a file's name
+    write_megatron(tmp_path / "b.bin", [[[8, 9]]], "int16")  # some writers append to a name
     for name in ("b.bin.idx", "b.bin.bin", "*.bin.bin"):
         assert documents_of(InPlace.megatron(tmp_path / name, task=INPUTS)) == [[8, 9]]
     with pytest.raises(ValueError, match="give them the same type"):
@@ -45,14 +45,6 @@ def test_a_document_of_megatron_may_have_several_sequences(dtype, tmp_path):
     index.write_bytes(index.read_bytes() + bytes(5))  # a mode of each sequence: all are text
     again = InPlace.megatron(tmp_path / "text_sentence", task=INPUTS)
     assert again.fingerprint != corpus.fingerprint
-
-
-def test_datatrove_writes_metadata_only_on_request_and_a_mask_of_one_name(tmp_path):
-    write_datatrove(tmp_path / "a.ds", [[1, 2, 3], [4, 5]], [[1, 0, 1], [1, 0]])
-    (tmp_path / "a.ds.metadata").unlink()
-    assert len(InPlace.datatrove(tmp_path / "a.ds", weights="loss")) == 2
-    with pytest.raises(ValueError, match="weights is 'mask'; it must be one of loss"):
-        InPlace.datatrove(tmp_path, weights="mask")
 
 
 OUTSIDE = b'0,2,"a,\n""b",x,1\n5,7,"c",x,2\n'
@@ -66,22 +58,15 @@ OUTSIDE = b'0,2,"a,\n""b",x,1\n5,7,"c",x,2\n'
         ("megatron", ".idx", lambda it: it[:34] + b"\3" + it[35:], "do not lie end to end"),
         ("megatron", ".idx", lambda it: it[:78] + b"\4" + it[79:], "into 3 sequences"),
         ("megatron", ".bin", lambda it: it + it[:4], "a.idx is damaged.*not hold offsets into 7"),
-        ("datatrove", ".ds.index", lambda it: b"\7" + it[1:], "not hold offsets into 5 tokens"),
-        ("datatrove", ".ds.metadata", lambda _: b"gpt2|2\n4\n4 T", "does not tell the 5 tokens"),
         ("flat", ".csv.gz", lambda _: gzip.compress(OUTSIDE), "documents outside of the 5 tokens"),
     ],
 )
 def test_damaged_files_are_refused(form, end, change, sentence, tmp_path):
     write_megatron(tmp_path / "a", [[[1, 2], [3]], [[4, 5, 6]]])
-    write_datatrove(tmp_path / "a.ds", [[1, 2, 3], [4, 5]], [[1, 0, 1], [1, 0]])
     write_flat(tmp_path / "a.npy", [[1, 2, 3], [4, 5]])
     path = tmp_path / f"a{end}"
     path.write_bytes(change(path.read_bytes()))
-    name, options = {
-        "megatron": ("a", {}),
-        "datatrove": ("a.ds", {"weights": "loss"}),
-        "flat": ("a.npy", {"dtype": "uint16"}),
-    }[form]
+    name, options = {"megatron": ("a", {}), "flat": ("a.npy", {"dtype": "uint16"})}[form]
     with pytest.raises(ValueError, match=sentence):
         InPlace(form, tmp_path / name, **options)
 

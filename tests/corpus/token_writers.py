@@ -36,15 +36,3 @@ def write_llm_c(path, tokens, kind=20240520, version=1, dtype="uint16"):
     head = np.zeros(256, np.int32)
     head[:3] = kind, version, len(tokens)
     Path(path).write_bytes(head.tobytes() + np.asarray(tokens, dtype).tobytes())
-
-
-def write_datatrove(path, documents, masks=None, dtype="uint16"):
-    """Documents as `TokenizedFile` of datatrove writes them."""
-    Path(path).write_bytes(b"".join(np.asarray(each, dtype).tobytes() for each in documents))
-    ends = np.cumsum([len(each) for each in documents], dtype=np.uint64)
-    Path(f"{path}.index").write_bytes(ends.tobytes())
-    size, total = np.dtype(dtype).itemsize, sum(map(len, documents))
-    Path(f"{path}.metadata").write_text(f"some|tokenizer|{size}\n{total}\n{total} T")
-    if masks is not None:
-        content = b"".join(np.asarray(each, bool).tobytes() for each in masks)
-        Path(f"{path}.loss").write_bytes(content)

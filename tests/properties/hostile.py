@@ -209,7 +209,8 @@ def table_files(draw, of_tokens: bool = False) -> tuple[str, bytes, list[dict] |
         {name: column.cast(draw(st.sampled_from(kinds))), "number": [*range(len(column))]}
     )
     sink, size = io.BytesIO(), draw(st.integers(1, 4))
-    end = draw(st.sampled_from([".arrow", ".arrow", ".feather", ".parquet", "stream"]))
+    ends = [".arrow", ".arrow", ".feather", "stream"] + [".parquet"] * (not of_tokens)
+    end = draw(st.sampled_from(ends))
     if end == ".parquet":
         parquet.write_table(table, sink, row_group_size=size)
     elif end == ".feather":

@@ -240,7 +240,7 @@ def test_tokens_in_place_are_those_of_the_file(place, given):
     end, content, rows = given
     path = write(place / f"a{end}", content)
     with refusing():
-        opened = InPlace.parquet(path) if end == ".parquet" else InPlace.arrow(path)
+        opened = InPlace.arrow(path)
         with refusing(path):
             opened.verify()
         read = [example["inputs"].tolist() for example in opened]
@@ -478,7 +478,7 @@ show corpus --tokens-per-batch 64 --step 2 --row 1 --epoch 1 --color always
 show run --step 7 --row 0 --begin 1 --end 2
 check corpus
 audit run --strict
-prepare a.jsonl --tokenizer bytes --field text --no-marks --split 0.5
+prepare a.jsonl --tokenizer bytes --field text --no-marks --on-error skip
 prepare text.txt --kind text --vocab-size 300 --workers=1
 prepare odd.json --kind jsonl --ids text --begin-token 1 --end-token 2
 """

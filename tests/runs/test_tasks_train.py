@@ -94,10 +94,10 @@ def test_a_run_on_token_files_of_others_has_their_texts(chats, tmp_path):
     texts = [json.loads(line)["text"] for line in chats.read_text().splitlines()]
     flat, counts = Bytes().encode_batch(texts)
     write_megatron(tmp_path / "a", [[e] for e in np.split(flat, np.cumsum(counts)[:-1])], "uint16")
-    fields = {"format": "flat", "files": f"{tmp_path}/a.bin", "begin": 0.0, "end": 1.0}
+    fields = {"format": "flat", "files": f"{tmp_path}/a.bin"}
     fields |= {"options__dtype": "uint16", "options__end": 2}
     fields = {f"train__{name}": value for name, value in fields.items()}
-    config = tiny(chats, eval__hold_out=0.2, **fields, steps=16)
+    config = tiny(chats, hold_out=0.2, **fields, steps=16)
     run(config, tmp_path / "run")
     assert "each once" in audited(tmp_path / "run")
     corpus, _ = read_history(tmp_path / "run")
@@ -119,7 +119,7 @@ def test_a_config_of_preferences_prepares_groups_of_two_answers(chats, tmp_path)
 @pytest.mark.slow
 def test_the_configurations_of_tasks_prepare_what_they_say(tmp_path, monkeypatch):
     for name, config in (("chat", chat.get_config()), ("masked", masked.get_config())):
-        config.train.end, config.eval.end = 0.1, 0.2
+        config.train.split, config.hold_out = "validation", 0.2
         config.tokenizer.vocab_size = 600
         corpus, held_out = prepare_corpora(config, tmp_path / name)
         assert len(corpus) > len(held_out) > 0
@@ -246,7 +246,6 @@ def test_every_masked_corpus_gets_an_encoder_alone_and_in_a_mixture(chats, tmp_p
 def changed(changes):
     """The quickstart's config with other values, named as flags name them."""
     config = quickstart.get_config()
-    config.train.begin = config.eval.begin = 0.5
     config.tokenizer.kind = "bytes"
     with config.ignore_type():
         config.update_from_flattened_dict(changes)
@@ -255,7 +254,6 @@ def changed(changes):
 
 PAIR = ("text", "name")
 PAIRS = {"train.field": PAIR, "eval.field": PAIR}
-ONE_FILE = {"train.source": "", "train.files": "a", "train.kind": "jsonl", "train.targets": "b"}
 WRONG = [
     ({"template.kind": "poem"}, "template.kind is 'poem'; it must be one of '', chat, answer"),
     ({"template.kind": "answer", "template.prompt": "{q}"}, "'answer' does not fit .* 'answer'"),
@@ -263,16 +261,15 @@ WRONG = [
     ({"task.kind": "masked", "task.density": 0.1}, "task.kind 'masked' does not fit .* 'density'"),
     ({"tokenizer.kind": "words"}, "tokenizer.kind is 'words'; it must be one of sentencepiece"),
     ({"tokenizer.kind": "huggingface"}, "tokenizer.model is empty; give the path of a token"),
-    ({"train.source": ""}, "config.train has source='', files='', tfds=''; give one of them"),
+    ({"train.source": ""}, "config.train has source='' and files=''; give one of them"),
+    ({"train.files": "a.txt"}, "has source='configs.*' and files='a.txt'; give one of them"),
     ({"eval.source": "", "eval.files": "none.txt"}, "there is no file none.txt"),
-    ({"eval.source": "", "eval.tfds": "none"}, "the data set none is not in"),
     ({"eval.source": "configs.no_such:A"}, "config.eval.source is 'configs.no_such:A', which c"),
     ({"eval.source": "configs.python_data:no"}, "'configs.python_data:no', which cannot be impor"),
     (PAIRS | {"task.kind": "masked"}, r"config.train.field is \('text', 'name'\); it must be one"),
     (PAIRS | {"tokenizer.begin": False}, "does not mark where texts begin, and a decoder"),
     ({"train.field": PAIR}, "are pairs, which have two fields, and others have one; give each"),
-    ({"train.targets": "train.en"}, "config.train has targets='.*' with files=''"),
-    (ONE_FILE, "kind='jsonl'; targets need text files in both"),
+    ({"hold_out": 2.0}, "config.hold_out is 2.0; it must be a number above 0"),
 ]
 
 

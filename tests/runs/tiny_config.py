@@ -6,10 +6,12 @@ text, one of them three times as heavy.
 """
 
 import os
+import pathlib
 
 from ml_collections import ConfigDict
 
 from configs import pairs, quickstart
+from pipeline.fs.atomic import as_path, write_once
 
 
 def get_config(kind: str = "") -> ConfigDict:
@@ -18,9 +20,8 @@ def get_config(kind: str = "") -> ConfigDict:
     Pairs are JSON lines of `de` and `en`; those of the other tasks have chats and `text`.
     """
     config = (pairs if kind == "pairs" else quickstart).get_config()
-    for part, begin, end in ((config.train, 0.0, 0.8), (config.eval, 0.8, 1.0)):
-        part.source, part.files = "", os.environ["TINY_TEXT"]
-        part.begin, part.end = begin, end
+    for part, share in ((config.train, (0.0, 0.8)), (config.eval, (0.8, 1.0))):
+        part.source, part.files = "", share_of_text(*share)
     if "TINY_MORE" in os.environ:
         config.added = ConfigDict({"more": config.eval})
     config.tokenizer.kind = "bytes"
@@ -45,8 +46,8 @@ def get_config(kind: str = "") -> ConfigDict:
         case "mixture":
             config.eval_every, config.checkpoint_every, batches.max_length = 12, 6, 128
             shares = {
-                "first": {**config.train, "end": 0.4},
-                "second": {**config.train, "begin": 0.4},
+                "first": {**config.train, "files": share_of_text(0.0, 0.4)},
+                "second": {**config.train, "files": share_of_text(0.4, 0.8)},
             }
             if "TINY_MORE" in os.environ:  # of a name that comes before the others
                 shares["another"] = config.eval
@@ -69,3 +70,12 @@ def get_config(kind: str = "") -> ConfigDict:
             with batches.ignore_type():
                 batches.max_length = (64, 32)
     return config
+
+
+def share_of_text(first: float, last: float) -> str:
+    """A file beside the text, with a share of its lines."""
+    text = pathlib.Path(os.environ["TINY_TEXT"])
+    lines = text.read_bytes().splitlines(keepends=True)
+    some = lines[int(first * len(lines)) : int(last * len(lines))]
+    path = as_path(text.with_name(f"{text.stem}-{first}-{last}.jsonl"))
+    return os.fspath(write_once(path, "dividing the text", lambda file: file.writelines(some)))

@@ -8,7 +8,7 @@ import pyarrow as pa
 from array_record.python.array_record_module import ArrayRecordWriter
 from pyarrow import feather, parquet
 
-from pipeline.text.sources import ArrayRecords, ArrowFiles, ParquetFiles, Records, open_files
+from pipeline.text.sources import ArrowFiles, ParquetFiles, Records, open_files
 
 
 def compressed(content, suffix):
@@ -63,7 +63,9 @@ def make(kind, directory, given):
     names = str(directory / f"*.{kind}")
     match kind:
         case "array_record":
-            return ArrayRecords(names, parse=json.loads)
+            paths = [str(directory / f"{number}.array_record") for number in range(2)]
+            stored = grain.sources.ArrayRecordDataSource(paths)
+            return Records(grain.MapDataset.source(stored).map(json.loads))
         case "hugging_face":
             names = (f"data-0000{number}-of-00002.arrow" for number in range(2))
             save_to_disk(directory / "saved", dict(zip(names, halves, strict=True)))

@@ -63,7 +63,7 @@ def folder(tmp_path, monkeypatch):
 )
 def test_a_name_that_exists_is_that_file_and_others_are_globs(names, texts, folder):
     assert [record["text"] for record in TextFiles(names)] == texts
-    fields = {"split": "", "begin": 0.0, "end": 1.0, "kind": "text"}
+    fields = {"split": "", "kind": "text"}
     for files in (names, tuple(names), *(names if len(names) == 1 else ())):
         source = open_source({**fields, "files": files}, "config.train")
         assert [record["text"] for record in source] == texts

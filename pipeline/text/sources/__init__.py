@@ -1,4 +1,4 @@
-"""Sources: records from files of many kinds, TFDS and Python.
+"""Sources: records from files of many kinds, and from Python.
 
 A source of files takes names or globs, and is read in order, as in `for record in source`. It
 raises `FileNotFoundError` if a file does not exist or a glob matches none, and while reading
@@ -13,25 +13,19 @@ from collections.abc import Callable
 from etils import epath
 
 from pipeline.errors import InvalidValue, name_some, require_one_of
-from pipeline.text.sources.array_records import ArrayRecords, Tfds
 from pipeline.text.sources.files import Paths, find
-from pipeline.text.sources.lines import JsonLines, ParallelText, TextFiles
-from pipeline.text.sources.source import Concatenated, Records, Sharded, Slice, Source
+from pipeline.text.sources.lines import JsonLines, TextFiles
+from pipeline.text.sources.source import Records, Sharded, Source
 from pipeline.text.sources.tables import ArrowFiles, ParquetFiles, is_saved
 
 __all__ = [
-    "ArrayRecords",
     "ArrowFiles",
-    "Concatenated",
     "JsonLines",
-    "ParallelText",
     "ParquetFiles",
     "Records",
     "Sharded",
-    "Slice",
     "Source",
     "TextFiles",
-    "Tfds",
     "open_files",
 ]
 
@@ -40,7 +34,6 @@ KINDS: dict[str, Callable[..., Sharded]] = {
     "jsonl": JsonLines,
     "parquet": ParquetFiles,
     "arrow": ArrowFiles,
-    "array_record": ArrayRecords,
 }
 
 # The kind by the extension, which may come before one of `PACKED`, or a shard's `-00000-of-00010`.
@@ -49,8 +42,8 @@ EXTENSIONS = {f".{kind}": kind for kind in KINDS if kind != "text"} | {
     ".json": "jsonl",
     ".ndjson": "jsonl",
     ".feather": "arrow",
-    ".arrayrecord": "array_record",
 }
+# Content that cannot be unpacked is refused by its first bytes.
 PACKED = re.compile(r"(\.(gz|zst|bz2|xz|lz4|zip))+$")
 
 
@@ -59,10 +52,10 @@ def open_files(names: Paths, kind: str = "") -> Sharded:
 
     Args:
         names: names or globs, one or several: `.txt` (a record a line), `.jsonl`, `.json`,
-            `.ndjson`, `.parquet`, `.array_record`, `.arrow` and `.feather`; text and JSON lines
-            also compressed. Or the folder of a Hugging Face data set that was saved to disk.
-        kind: "text", "jsonl", "parquet", "arrow" or "array_record", whatever the names are; default
-            "": by the extensions.
+            `.ndjson`, `.parquet`, `.arrow` and `.feather`; text and JSON lines also compressed. Or
+            the folder of a Hugging Face data set that was saved to disk.
+        kind: "text", "jsonl", "parquet" or "arrow", whatever the names are; default "": by the
+            extensions.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -93,8 +86,8 @@ def kind_of(path: epath.Path) -> str:
     if extension not in EXTENSIONS:
         raise InvalidValue(
             f"the name {os.fspath(path)} does not tell the kind of the file: it ends in none of "
-            f"{', '.join(EXTENSIONS)} (for text and JSON lines, .gz, .zst, .bz2, .xz, .lz4 or .zip "
-            "may follow); rename it, or give kind= (in a config, train.kind), one of "
+            f"{', '.join(EXTENSIONS)} (for text and JSON lines, .gz, .zst or .bz2 may follow); "
+            "rename it, or give kind= (in a config, train.kind), one of "
             f"{', '.join(KINDS)}"
         )
     return EXTENSIONS[extension]

@@ -1,14 +1,11 @@
 """Content: what a file holds, by its first bytes; and its text, unpacked as it is read."""
 
 import bz2
-import codecs
 import contextlib
 import functools
 import gzip
 import io
-import lzma
 import os
-import zipfile
 from collections.abc import Callable, Iterator
 from typing import IO, Any, TypeAlias
 
@@ -65,38 +62,27 @@ def _unpack_zstd(packed: IO[bytes]) -> Iterator[bytes]:
         raise EOFError("the last frame has no end")
 
 
-def _unpack_zip(packed: IO[bytes]) -> Iterator[bytes]:
-    with zipfile.ZipFile(packed) as archive:
-        names = [name for name in archive.namelist() if name[-1] != "/" and "__MACOSX" not in name]
-        if len(names) != 1:
-            raise InvalidValue(f"it is a zip archive of {len(names):,} files; unpack them first")
-        yield from _chunks(archive.open(names[0]))
-
-
-def _recode(packed: IO[bytes], encoding: str) -> Iterator[bytes]:
-    return (text.encode() for text in codecs.iterdecode(_chunks(packed), encoding))
-
-
-UTF16, UTF32 = (functools.partial(_recode, encoding=each) for each in ("utf-16", "utf-32"))
-
 # How a file with these first bytes is packed.
 PACKINGS: dict[bytes, Packing] = {
     b"\x1f\x8b\x08": ("gzip", lambda packed: gzip.GzipFile(fileobj=packed)),
     b"\x28\xb5\x2f\xfd": ("zstd", _unpack_zstd),
     b"BZh": ("bzip2", bz2.BZ2File),
-    b"\xfd7zXZ\0": ("xz", lzma.LZMAFile),
-    b"\x5d\0\0": ("lzma", lzma.LZMAFile),
-    b"\x04\x22\x4d\x18": ("lz4", functools.partial(pa.CompressedInputStream, compression="lz4")),
-    b"PK\x03\x04": ("zip", _unpack_zip),
-    b"PK\x05\x06": ("zip", _unpack_zip),
-    b"\xff\xfe\0\0": ("UTF-32", UTF32),
-    b"\0\0\xfe\xff": ("UTF-32", UTF32),
-    b"\xff\xfe": ("UTF-16", UTF16),
-    b"\xfe\xff": ("UTF-16", UTF16),
 }
 
-# By the first bytes of a file that has no text in lines: what it is, and what to do.
+_UNPACK = "unpack it first, since only gzip, bzip2 and zstd are read"
+_RECODE = "convert it to UTF-8, for example with iconv -f {0} -t UTF-8"
+
+# By the first bytes of a file that has no UTF-8 text in lines: what it is, and what to do.
 OTHERS = {
+    b"\xfd7zXZ\0": ("compressed as xz", _UNPACK),
+    b"\x5d\0\0": ("compressed as lzma", _UNPACK),
+    b"\x04\x22\x4d\x18": ("compressed as lz4", _UNPACK),
+    b"PK\x03\x04": ("a zip archive", _UNPACK),
+    b"PK\x05\x06": ("a zip archive", _UNPACK),
+    b"\xff\xfe\0\0": ("UTF-32", _RECODE.format("UTF-32")),
+    b"\0\0\xfe\xff": ("UTF-32", _RECODE.format("UTF-32")),
+    b"\xff\xfe": ("UTF-16", _RECODE.format("UTF-16")),
+    b"\xfe\xff": ("UTF-16", _RECODE.format("UTF-16")),
     b"version https://git-lfs.github.com/spec/": ("a Git LFS pointer", "run git lfs pull"),
     b"/annex/objects/": ("a git-annex pointer", "run git annex get"),
     b"PAR1": ("Parquet", "name it .parquet, or give the kind parquet"),
@@ -106,9 +92,9 @@ OTHERS = {
     b"SQLite format 3\0": ("an SQLite database", "export its rows as JSON lines"),
     b"\x89HDF": ("HDF5", "export its rows as JSON lines"),
     b"%PDF-": ("a PDF", "extract its text first"),
-    b"\x1f\x9d": ("compressed as .Z", "unpack it first"),
-    b"7z\xbc\xaf\x27\x1c": ("a 7z archive", "unpack it first"),
-    b"Rar!\x1a\x07": ("a RAR archive", "unpack it first"),
+    b"\x1f\x9d": ("compressed as .Z", _UNPACK),
+    b"7z\xbc\xaf\x27\x1c": ("a 7z archive", _UNPACK),
+    b"Rar!\x1a\x07": ("a RAR archive", _UNPACK),
     b"LITPKDS": ("a packed file of LitGPT or TinyLlama", "give files of ids alone"),
 }
 
@@ -120,11 +106,6 @@ def _find_packing(head: bytes) -> Packing | None:
             return packing
     if head[1:4] == b"\x2a\x4d\x18" and head[0] >> 4 == 5:  # a frame to skip, before others
         return PACKINGS[b"\x28\xb5\x2f\xfd"]
-    for first, encoding in ((0, "utf-16-le"), (1, "utf-16-be")):  # ASCII without a mark
-        text = head[first:8:2].decode("latin-1")
-        is_text = all(each.isprintable() or each.isspace() for each in text)
-        if len(head) >= 8 and is_text and not any(head[1 - first : 8 : 2]):
-            return "UTF-16", functools.partial(_recode, encoding=encoding)
     return None
 
 
@@ -176,8 +157,8 @@ def open_text(path: epath.Path) -> Iterator[IO[bytes]]:
         found = describe(head)
         if not found and 50 * head.rstrip(b"\0").count(0) > len(head):
             found = (
-                "It has NUL bytes, as binary files have, and UTF-16 without a mark; convert it to "
-                "text"
+                "It has NUL bytes, as binary files have, and UTF-16 without a mark; give text in "
+                f"UTF-8. If it is UTF-16, {_RECODE.format('UTF-16LE')}"
             )
         if found:
             raise InvalidValue(f"{os.fspath(path)} holds no lines of text. {found}")

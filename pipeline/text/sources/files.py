@@ -24,7 +24,6 @@ from pipeline.errors import (
 )
 from pipeline.fs import objects
 from pipeline.fs.atomic import as_path, is_local
-from pipeline.fs.fork import Handles
 from pipeline.fs.objects import ObjectPath
 from pipeline.text.sources.content import describe, is_packed, read_head
 from pipeline.text.sources.source import Shard, Sharded, shard_bytes
@@ -40,7 +39,7 @@ Stamp: TypeAlias = tuple[int, int | str]
 Paths = str | os.PathLike | Sequence[str | os.PathLike]
 
 
-class FileSource(Sharded, Handles):
+class FileSource(Sharded):
     """A source that reads files; the base of one class for each format.
 
     All files lie end to end on one axis of bytes, which is cut into equal shards. A span of a shard
@@ -51,10 +50,9 @@ class FileSource(Sharded, Handles):
     prefix: str  # of fingerprints
 
     def __init__(self, paths: Paths):
-        (self.files,) = leave_out_repeats(find(paths))
+        self.files = leave_out_repeats(find(paths))
         # The stamps of the files when the fingerprint was first computed, and their digest.
         self._known: tuple[list[Stamp], str] | None = None
-        self.__setstate__({})
 
     @property
     def fingerprint(self) -> str:
@@ -147,23 +145,19 @@ def find(paths: Paths) -> list[epath.Path]:
     return files
 
 
-def leave_out_repeats(*sides: Sequence[epath.Path]) -> list[list[epath.Path]]:
-    """The files of each side, each row of them once by any names; a warning tells of the others."""
-    once: dict[Any, str] = {}
-    rows, repeats = [], []
-    for row in zip(*sides, strict=True):
-        key, name = tuple(map(_identify, row)), " beside ".join(map(os.fspath, row))
-        if key in once:
-            repeats.append(f"{name} (first as {once[key]})")
-        else:
-            once[key] = name
-            rows.append(row)
+def leave_out_repeats(found: Sequence[epath.Path]) -> list[epath.Path]:
+    """The files, each once whatever its names are; a warning tells of the others."""
+    once: dict[Any, epath.Path] = {}
+    repeats = []
+    for path in found:
+        first = once.setdefault(_identify(path), path)
+        if first is not path:
+            repeats.append(f"{os.fspath(path)} (first as {os.fspath(first)})")
     if repeats:
         text = "%s given twice, by overlapping globs, links or spellings, and read once: %s"
         logger.warning(text, counted(len(repeats), "file"), name_some(repeats, 3))
-    unique = [list(side) for side in zip(*rows, strict=True)]
-    for side in unique:
-        _warn_of_missing(side)
+    unique = [*once.values()]
+    _warn_of_missing(unique)
     return unique
 
 

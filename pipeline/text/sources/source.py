@@ -1,4 +1,4 @@
-"""Sources: records in shards, which are read in blocks; records in Python; sources of sources.
+"""Sources: records in shards, which are read in blocks; and records in Python.
 
 A shard is found without reading what is in it, and one worker reads it once, in order. The sizes of
 shards and blocks decide where a corpus is divided into parts, and so its fingerprint.
@@ -9,13 +9,10 @@ import dataclasses
 import hashlib
 import itertools
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
-
-import numpy as np
 
 from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import as_path
@@ -108,11 +105,9 @@ class Sharded(abc.ABC):
     """A source that is cut into shards; the base of one class for each kind.
 
     Attributes:
-        files: the files that it reads, if it does.
         unit: see `Block`.
     """
 
-    files: Sequence[Any] = ()  # of paths
     unit = "byte"
 
     @property
@@ -124,9 +119,9 @@ class Sharded(abc.ABC):
     def shards(self) -> list[Shard]:
         """All records, each in one shard, in order."""
 
+    @abc.abstractmethod
     def _read_span(self, span: Any, start: Any, size: int) -> Iterator[Piece]:
         """The records of a span, about `size` bytes at once, from the `next` of a piece on."""
-        raise NotImplementedError
 
     def read(self, shard: Shard, start: Any = None) -> Iterator[Block]:
         """The records of a shard in order, from its beginning, or from the `next` of a block.
@@ -170,7 +165,7 @@ def with_place(error: Exception, place: str) -> Exception:
 
 def sharded(source: "Source | Sharded") -> Sharded:
     """Any source, cut into shards."""
-    return source if isinstance(source, Sharded) else _Given(source)
+    return source if isinstance(source, Sharded) else Numbered(source)
 
 
 def shard_bytes(total: int) -> int:
@@ -179,64 +174,9 @@ def shard_bytes(total: int) -> int:
 
 
 class Numbered(Sharded):
-    """A source that reads records by number, and is cut into shards of consecutive numbers."""
+    """A source that reads records by number, cut into shards of consecutive numbers."""
 
     unit = "record"
-
-    @abc.abstractmethod
-    def _counts(self) -> list[tuple[str, int]]:
-        """The name of each file, or "", and the number of its records."""
-
-    @abc.abstractmethod
-    def _read(self, file: int, numbers: Sequence[int]) -> Sequence[Any]:
-        """The records of a file with these numbers, or errors of those that are wrong."""
-
-    def shards(self) -> list[Shard]:
-        """See `Sharded`; the sizes of some records decide how many numbers a shard has."""
-        counts = self._counts()
-        ends = np.cumsum([0, *(count for _, count in counts)])
-        total, sampled = int(ends[-1]), 0
-        samples = [at * total // SIZED for at in range(SIZED)] if total > SIZED else range(total)
-        for number in samples:
-            file = int(np.searchsorted(ends, number, side="right")) - 1
-            (record,) = self._try(file, [number - int(ends[file])])
-            sampled += _size(record)
-        mean = max(sampled / max(len(samples), 1), 1)
-        step = max(int(shard_bytes(int(mean * total)) / mean), 1)
-        at_once = min(max(int(BLOCK / mean), 1), REQUEST)
-        shards = []
-        for at in range(0, total, step):
-            spans, stop = [], min(at + step, total)
-            for file in range(int(np.searchsorted(ends, at, side="right")) - 1, len(counts)):
-                if (first := int(ends[file])) >= stop:
-                    break
-                begin, end = max(at - first, 0), min(stop - first, counts[file][1])
-                spans += [(file, counts[file][0], begin, end, at_once)] if begin < end else []
-            shards.append(Shard(spans, int(mean * (stop - at))))
-        return shards
-
-    def _read_span(self, span: Any, start: Any, size: int) -> Iterator[Piece]:
-        file, name, begin, end, count = span
-        for at in range(begin if start is None else start, end, count):
-            numbers = range(at, min(at + count, end))
-            records = self._try(file, numbers)
-            following = numbers.stop if numbers.stop < end else None
-            yield Piece(name, records, numbers, sum(map(_size, records)), following)
-
-    def _try(self, file: int, numbers: Sequence[int]) -> list[Any]:
-        """Some records, or for each that cannot be read its error."""
-        try:
-            return list(self._read(file, numbers))
-        except OSError:  # not the fault of a record
-            raise
-        except Exception as error:
-            if len(numbers) == 1:
-                return [error]
-            return [each for number in numbers for each in self._try(file, [number])]
-
-
-class _Given(Numbered):
-    """A source of a user, cut into shards."""
 
     def __init__(self, source: Source):
         self.source = source
@@ -246,11 +186,36 @@ class _Given(Numbered):
         """See `Source`."""
         return self.source.fingerprint
 
-    def _counts(self) -> list[tuple[str, int]]:
-        return [("", len(self.source))]
+    def shards(self) -> list[Shard]:
+        """See `Sharded`; the sizes of some records decide how many numbers a shard has."""
+        total = len(self.source)
+        samples = [at * total // SIZED for at in range(SIZED)] if total > SIZED else range(total)
+        sampled = sum(_size(record) for number in samples for record in self._read([number]))
+        mean = max(sampled / max(len(samples), 1), 1)
+        step = max(int(shard_bytes(int(mean * total)) / mean), 1)
+        at_once = min(max(int(BLOCK / mean), 1), REQUEST)
+        firsts = range(0, total, step)
+        spans = [(first, min(first + step, total), at_once) for first in firsts]
+        return [Shard([span], int(mean * (span[1] - span[0]))) for span in spans]
 
-    def _read(self, file: int, numbers: Sequence[int]) -> Sequence[Any]:
-        return read_records(self.source, numbers)
+    def _read_span(self, span: Any, start: Any, size: int) -> Iterator[Piece]:
+        first, end, count = span
+        for at in range(first if start is None else start, end, count):
+            numbers = range(at, min(at + count, end))
+            records = self._read(numbers)
+            following = numbers.stop if numbers.stop < end else None
+            yield Piece("", records, numbers, sum(map(_size, records)), following)
+
+    def _read(self, numbers: Sequence[int]) -> list[Any]:
+        """The records with these numbers, or for each that cannot be read its error."""
+        try:
+            return list(read_records(self.source, numbers))
+        except OSError:  # not the fault of a record
+            raise
+        except Exception as error:
+            if len(numbers) == 1:
+                return [error]
+            return [each for number in numbers for each in self._read([number])]
 
     def __str__(self) -> str:
         return str(self.source)
@@ -287,104 +252,11 @@ def text_of(record: Mapping[str, Any], field: str) -> str:
     return as_text(record[field], f"its field {field!r}")
 
 
-class Concatenated(Sharded):
-    """The records of the first source, then those of the second, and so on.
-
-    >>> both = Concatenated([Records(["a"]), Records(["b", "c"])])
-    >>> [record["text"] for record in both]
-    ['a', 'b', 'c']
-    """
-
-    def __init__(self, sources: Sequence[Source | Sharded]):
-        self.sources = list(map(sharded, sources))
-        self.files = [file for source in self.sources for file in source.files]
-
-    @property
-    def fingerprint(self) -> str:
-        """See `Source`."""
-        return "+".join(source.fingerprint for source in self.sources)
-
-    def shards(self) -> list[Shard]:
-        """See `Sharded`."""
-        return [
-            Shard((number, shard), shard.bytes)
-            for number, source in enumerate(self.sources)
-            for shard in source.shards()
-        ]
-
-    def read(self, shard: Shard, start: Any = None) -> Iterator[Block]:
-        """See `Sharded`."""
-        number, inner = shard.spans
-        return self.sources[number].read(inner, start)
-
-    def __str__(self) -> str:
-        return " and ".join(map(str, self.sources))
-
-
-class Slice(Sharded):
-    """A share of the records of `source`, chosen by their places.
-
-    A hash of the place of a record is a number from 0 to 1, and the slice has the records whose
-    number is at least `begin` and below `end`. So slices that share a bound share no record and
-    omit none; the size of each is about its share. A place is the path of a file, below the folder
-    that all files have in common, and a byte or number in it. So records stay in their slices when
-    files are added to that folder, and change them when their file is renamed.
-
-    >>> letters = Records(list("abcdefghijklmnopqrstuvwxyz"))
-    >>> [len(list(Slice(letters, *share))) for share in ((0.0, 0.9), (0.9, 1.0))]
-    [24, 2]
-
-    Raises:
-        ValueError: not 0 <= begin < end <= 1.
-    """
-
-    def __init__(self, source: Source | Sharded, begin: float, end: float):
-        if not 0 <= begin < end <= 1:
-            raise InvalidValue(f"Slice is from {begin} to {end}; give 0.0 <= begin < end <= 1.0")
-        self.source, self.begin, self.end = sharded(source), begin, end
-        self.files = self.source.files
-        folders = [os.fspath(file).split("/")[:-1] for file in self.files]
-        # The number of folders that all paths begin with.
-        self._depth = next(
-            (n for n, each in enumerate(zip(*folders, strict=False)) if len(set(each)) > 1),
-            min(map(len, folders), default=0),
-        )
-
-    @property
-    def fingerprint(self) -> str:
-        """See `Source`."""
-        return f"{self.source.fingerprint}[{self.begin}:{self.end}]"
-
-    def shards(self) -> list[Shard]:
-        """See `Sharded`."""
-        return self.source.shards()
-
-    def read(self, shard: Shard, start: Any = None) -> Iterator[Block]:
-        """See `Sharded`."""
-        for block in self.source.read(shard, start):
-            mine = [
-                n for n, at in enumerate(block.places) if self.begin <= self._draw(*at) < self.end
-            ]
-            yield dataclasses.replace(
-                block,
-                records=[block.records[number] for number in mine],
-                places=[block.places[number] for number in mine],
-            )
-
-    def _draw(self, file: str, at: int) -> float:
-        """A number in [0, 1) for a place in a file."""
-        place = f"{'/'.join(file.split('/')[self._depth :])}\n{at}"
-        digest = hashlib.blake2b(place.encode(errors="surrogateescape"), digest_size=6).digest()
-        return int.from_bytes(digest) / 2**48
-
-    def __str__(self) -> str:
-        return f"{self.begin:.1%} to {self.end:.1%} of {self.source}"
-
-
 class Records:
     """Anything with a length and random access: a list, a `grain.MapDataset`, a data source.
 
-    Entries are dicts, or texts (`str`, `bytes`), which become `{"text": …}`.
+    Entries are dicts, or texts (`str`, `bytes`), which become `{"text": …}`. Many are requested at
+    once if `records` has `__getitems__`, as data sources of Grain and TFDS have.
 
     >>> Records(["one", "two"])[1]
     {'text': 'two'}

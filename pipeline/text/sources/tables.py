@@ -14,6 +14,7 @@ from etils import epath
 
 from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import as_path, is_local
+from pipeline.fs.fork import Handles
 from pipeline.text.sources import files
 from pipeline.text.sources.source import Piece
 from pipeline.text.values import decode_bytes
@@ -33,7 +34,7 @@ class _File(NamedTuple):
     read: Callable[[int, int, int, list[str]], pa.Table]
 
 
-class Tables(files.FileSource):
+class Tables(files.FileSource, Handles):
     """Records from files that hold rows in groups; the base of `ParquetFiles` and `ArrowFiles`.
 
     A record is a mapping with an entry for each column. A column is read when a record is first
@@ -56,6 +57,7 @@ class Tables(files.FileSource):
         super().__init__(paths)
         self.columns = None if columns is None else list(columns)
         self._asked: set[str] = set()
+        self.__setstate__({})
         if self.columns is not None:
             self.prefix += f"-{'+'.join(self.columns)}"
 

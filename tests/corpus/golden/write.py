@@ -2,10 +2,10 @@
 
     python -m tests.corpus.golden.write arrow megatron  # each where its packages are installed
 
-They are datasets 5.2.0 (arrow), megatron-core 0.16.0, datatrove 0.10.1, mosaicml-streaming 0.13.0
-(mds), levanter 1.2.dev1644, and dolma 1.2.1 with ai2-olmo-core 3.0.0 (olmo). nanoGPT and llm.c are
-no packages: their files (flat) are written as their scripts do. `expected.json` has the documents
-of each data set, and their masks, as the program's own reader gives them.
+They are datasets 5.2.0 (arrow), megatron-core 0.16.0, and dolma 1.2.1 with ai2-olmo-core 3.0.0
+(olmo). nanoGPT and llm.c are no packages: their files (flat) are written as their scripts do.
+`expected.json` has the documents of each data set, and their masks, as the program's own reader
+gives them.
 """
 
 import importlib
@@ -68,81 +68,6 @@ def write_megatron(folder: Path) -> Any:
         documents = [join(sequences[a:b]) for a, b in itertools.pairwise(first)]
         expected[name] = documents, None
     return expected
-
-
-def write_datatrove(folder: Path) -> Any:
-    """Two files with losses, in ids of two bytes and of four."""
-    tokens = importlib.import_module("datatrove.pipeline.tokens.tokenizer")
-    expected = {}
-    for name, size in (("two", 2), ("four", 4)):
-        for number, some in enumerate((slice(3), slice(3, None))):
-            file = tokens.TokenizedFile(
-                f"{folder / name}",
-                f"{number:05}.ds",
-                save_loss_metadata=True,
-                tokenizer_name_or_path="gpt2|fast",
-                save_final_metadata=True,
-                token_size=size,
-            )
-            for document, mask in zip(DOCUMENTS[some], MASKS[some], strict=True):
-                file.write(document, np.array(mask, bool))
-            file.close()
-        documents, masks = [], []
-        for path in sorted((folder / name).glob("*.ds")):
-            ends = np.fromfile(f"{path}.index", "<u8").tolist()
-            ids, losses = np.fromfile(path, f"<u{size}"), np.fromfile(f"{path}.loss", bool)
-            for a, b in itertools.pairwise([0, *ends]):
-                documents.append(ids[a:b].tolist())
-                masks.append(losses[a:b].astype(int).tolist())
-        expected[name] = documents, masks
-    return expected
-
-
-def write_mds(folder: Path) -> Any:
-    """Arrays of several encodings, compressed or not; and windows of bytes, as of LLM Foundry."""
-    writer = importlib.import_module("streaming.base.format.mds.writer")
-    reader = importlib.import_module("streaming.base.format.mds.reader")
-    flat, expected = join(DOCUMENTS), {}
-    windows = [np.array(flat[at : at + 6]).tobytes() for at in range(0, 18, 6)]
-    arrays = [{"tokens": np.array(d, np.uint16), "n": len(d), "text": "x"} for d in DOCUMENTS]
-    for name, columns, samples, compression in (
-        ("windows", {"tokens": "bytes"}, [{"tokens": each} for each in windows], None),
-        ("arrays", {"tokens": "ndarray", "n": "int", "text": "str"}, arrays, None),
-        ("typed", {"tokens": "ndarray:uint16", "n": "int", "text": "str"}, arrays, "gz"),
-        ("packed", {"tokens": "ndarray", "n": "int", "text": "str"}, arrays, "bz2:9"),
-    ):
-        raw, options = folder / f"{name}-raw", {"columns": columns, "size_limit": 300}
-        for place, codec in ((folder / name, compression), (raw, None)):
-            with writer.MDSWriter(out=f"{place}", compression=codec, **options) as out:
-                for sample in samples:
-                    out.write(sample)
-        shards = json.loads((raw / "index.json").read_text())["shards"]
-        read = [reader.MDSReader.from_json(f"{raw}", None, shard) for shard in shards]
-        values = [shard[number]["tokens"] for shard in read for number in range(len(shard))]
-        shutil.rmtree(raw)
-        values = [np.frombuffer(v, np.int64) if isinstance(v, bytes) else v for v in values]
-        expected[name] = [each.tolist() for each in values], None
-    return expected
-
-
-def write_levanter(folder: Path) -> Any:
-    """A cache with ids and masks; the ledger has what `SerialCacheWriter` puts there."""
-    tree = importlib.import_module("levanter.store.tree_store")
-    exemplar = {"input_ids": np.zeros(0, np.int32), "assistant_masks": np.zeros(0, np.int32)}
-    rows = [
-        {"input_ids": np.array(ids, np.int32), "assistant_masks": np.array(mask, np.int32)}
-        for ids, mask in zip(DOCUMENTS, MASKS, strict=True)
-    ]
-    store = tree.TreeStore.open(exemplar, f"{folder / 'cache'}", mode="w")
-    store.extend(rows)
-    ledger: dict[str, Any] = {"total_num_rows": len(store), "shard_rows": {"": len(store)}}
-    ledger |= {"is_finished": True, "finished_shards": [""], "field_counts": {}}
-    ledger["metadata"] = {"options": {}, "preprocessor_metadata": {}}
-    (folder / "cache" / "shard_ledger.json").write_text(json.dumps(ledger))
-    read = tree.TreeStore.open(exemplar, f"{folder / 'cache'}", mode="r")
-    found = [read[number] for number in range(len(read))]
-    names = "input_ids", "assistant_masks"
-    return {"cache": [[np.asarray(row[name]).tolist() for row in found] for name in names]}
 
 
 def write_olmo(folder: Path) -> Any:
