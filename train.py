@@ -77,7 +77,7 @@ def make_model(config: ConfigDict, corpus: Any) -> Model:
     if sees:
         network: Any = functools.partial(VisionDecoder, patch_size=corpus.features["patches"].size)
         arguments += ["patches", "patch_image", "patch_yx", "patch"]
-    elif len(corpus.sides) == 2:  # pairs, or text with corrupted spans
+    elif len(corpus.sides) == 2:  # pairs
         network = EncoderDecoder
         arguments += ["decoder_inputs", "targets_segment_ids", "targets_positions"]
     else:

@@ -52,17 +52,15 @@ def get_config() -> ConfigDict:
     # refuses text that the tokenizer changes, which is otherwise counted.
     config.prepare = ConfigDict({"on_error": "raise", "strict": False})
 
-    # kind: "causal" (also pairs, if `field` names two), "masked" (`pipeline.Masked`), "corrupted"
-    # (`pipeline.SpanCorruption`) or "fill_in_the_middle" (`pipeline.FillInTheMiddle`). Here, too,
-    # None is the default of the class.
+    # kind: "causal" (also pairs, if `field` names two), "masked" (`pipeline.Masked`) or
+    # "fill_in_the_middle" (`pipeline.FillInTheMiddle`). Again, None is the default of the class.
     config.task = ConfigDict({"kind": "causal"})
-    for name in ("rate", "density", "mean_span"):
-        config.task[name] = config_dict.placeholder(float)
-    for name in ("mask_id", "max_length", "end_id", "start_id", "prefix", "middle", "suffix"):
+    config.task.rate = config_dict.placeholder(float)
+    for name in ("mask_id", "prefix", "middle", "suffix"):
         config.task[name] = config_dict.placeholder(int)
     for name in ("mode", "loss"):
         config.task[name] = config_dict.placeholder(str)
-    for name in ("keep_ids", "sentinels", "marks"):
+    for name in ("keep_ids", "marks"):
         config.task[name] = config_dict.placeholder(tuple)
 
     # kind: "sentencepiece", "huggingface" (`model` is a tokenizer.json) or "bytes". Without

@@ -103,9 +103,6 @@ CALLS = {
     "cut": lambda _, **given: pipeline.patchify(**IMAGE | given),
     "write": lambda folder, **given: pipeline.Writer(folder, **given),
     "mask": lambda folder, **given: pipeline.Masked(unshifted(folder), **given),
-    "corrupt": lambda folder, **given: pipeline.SpanCorruption(
-        unshifted(folder), **{"max_length": 8, "end_id": 1} | given
-    ),
     "chat": lambda _, **given: templates.Chat(**given),
     "open_source": lambda _, **given: corpora.open_source(SOURCE | given, "config.train"),
     "open_template": lambda _, **given: corpora.open_template(ANSWER | given),
@@ -129,7 +126,6 @@ OPTIONS = {
     "cut": {*IMAGE},
     "write": keywords(pipeline.Writer.__init__),
     "mask": keywords(pipeline.Masked.__init__) - {"keep_ids"},
-    "corrupt": keywords(pipeline.SpanCorruption.__init__) - {"sentinels"},
     "chat": {"weights", "before", "last_only", "null", "unknown"},
     "open_source": {"source", "files", "split", "kind"},
     "open_template": {"prompt", "answer"},

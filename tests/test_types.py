@@ -101,7 +101,6 @@ def things(corpus, pairs, tmp_path_factory):
         type(each).__name__: each
         for each in (
             *(corpus, pairs, pipeline.Corpora({"one": corpus}), pipeline.Masked(words)),
-            pipeline.SpanCorruption(words, max_length=16, end_id=2),
             *(loader, loader.plan, loader.batches, loader.plan.batch(0)),
         )
     }

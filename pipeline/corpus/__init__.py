@@ -20,7 +20,7 @@ from pipeline.corpus.preparation import prepare, prepare_job, prepare_pairs, pre
 from pipeline.corpus.sides import Sides
 from pipeline.corpus.tasks import CAUSAL, INPUTS, TARGETS, Task
 from pipeline.corpus.tokenisation import Job
-from pipeline.corpus.views import FillInTheMiddle, Masked, SpanCorruption
+from pipeline.corpus.views import FillInTheMiddle, Masked
 from pipeline.corpus.writer import Writer
 
 __all__ = [
@@ -39,7 +39,6 @@ __all__ = [
     "Masked",
     "Pairs",
     "Sides",
-    "SpanCorruption",
     "Task",
     "Writer",
     "duplicates",

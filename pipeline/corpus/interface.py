@@ -294,8 +294,7 @@ class AnyCorpus:
         """Two views that have each example once: those to train on, and those held out.
 
         A hash of its number decides where an example is. So examples that are held out stay so when
-        a corpus grows, or the share does. The pieces of a text that `SpanCorruption` cuts are
-        examples of their own: split its corpus instead.
+        a corpus grows, or the share does.
 
         >>> train, held_out = corpus.split(hold_out=0.01)  # doctest: +SKIP
 

@@ -464,9 +464,9 @@ class _OfBlock:
             other,
             lambda at: (
                 f"the template gave a text the weight {weights[at]:g}, and examples of the task "
-                "'inputs', for masked text and span corruption, have no weights: any of their "
-                "tokens may be hidden. Give all texts the weight 1, leave out those that are not "
-                "to be learnt, or train on the task 'causal'"
+                "'inputs', for masked text, have no weights: any of their tokens may be hidden. "
+                "Give all texts the weight 1, leave out those that are not to be learnt, or train "
+                "on the task 'causal'"
             ),
         )
 

@@ -19,7 +19,7 @@ from pipeline.cli.check import check_corpus, check_plan
 from pipeline.cli.commands import DAMAGED, FINE, WRONG
 from pipeline.corpus import open_corpus
 from pipeline.corpus.tasks import INPUTS
-from pipeline.corpus.views import Masked, SpanCorruption
+from pipeline.corpus.views import Masked
 from pipeline.history import write_history
 from pipeline.text.sources import Records, TextFiles
 from pipeline.text.tokenizers import Bytes, train_sentencepiece
@@ -288,7 +288,7 @@ def test_commands_tell_of_every_side(run, tmp_path):
     assert "no row over its length" in run.done("check", tmp_path / "sides", *options)
 
 
-@pytest.fixture(params=["text", "pairs", "several", "masked", "corrupted"])
+@pytest.fixture(params=["text", "pairs", "several", "masked"])
 def ran(request, corpus, pairs, tmp_path):
     """A run whose plan changed: what it reads, its work directory, and the plan."""
     kind, data, bucket, options, change = request.param, corpus, Bucket(4, 64), {}, {"seed": 1}
@@ -298,11 +298,10 @@ def ran(request, corpus, pairs, tmp_path):
         data = Corpora({"code": corpus, "prose": corpus})
         options = {"weights": {"code": 2, "prose": 1}}
         change = {"weights": {"code": 1, "prose": 1}}
-    if kind in ("masked", "corrupted"):
+    if kind == "masked":
         records = Records([f"text {number} " * (number % 9) for number in range(60)])
         data = prepare(records, Bytes(), tmp_path / "corpus", task=INPUTS, progress=False)
-        data = Masked(data) if kind == "masked" else SpanCorruption(data, max_length=40)
-        bucket = bucket if kind == "masked" else Bucket(4, (64, 64))
+        data = Masked(data)
     plan = Plan(data, [bucket], seed=2, **options).after(9, **change)
     if kind == "text":
         plan = Plan(data, [Bucket(16, 16), Bucket(8, 32), bucket], seed=2)

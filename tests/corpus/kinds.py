@@ -6,16 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 import pipeline
-from pipeline import (
-    Corpora,
-    Corpus,
-    Feature,
-    FillInTheMiddle,
-    InPlace,
-    Masked,
-    Pairs,
-    SpanCorruption,
-)
+from pipeline import Corpora, Corpus, Feature, FillInTheMiddle, InPlace, Masked, Pairs
 from pipeline.corpus import CAUSAL, INPUTS
 from pipeline.text.sources import Records
 from pipeline.text.tokenizers import Bytes
@@ -28,7 +19,7 @@ STORED = ["arrays", "weighted", "features", "cached", "weighted cached", "featur
 STORED += ["groups", "groups cached"]
 JOINED = {"joined": ("arrays", "weighted"), "groups joined": ("groups", "arrays")}
 JOINED |= {"masked joined": ("masked", "masked"), "pairs joined": ("pairs", "pairs")}
-KINDS = [*STORED, *JOINED, *FORMATS, "masked", "middle", "corrupted", "pairs"]
+KINDS = [*STORED, *JOINED, *FORMATS, "masked", "middle", "pairs"]
 SIZES = np.random.default_rng(0).integers(0, 45, 80)
 FEATURES = {
     "logprob": Feature("targets"),
@@ -90,7 +81,7 @@ def make(kind, directory, sizes=SIZES):
         corpus = pipeline.prepare(texts, Bytes(), directory, **options)
         return FillInTheMiddle(corpus, 0.6, mode="spm", loss="middle")
     corpus = pipeline.prepare(texts, Bytes(), directory, task=INPUTS, **options)
-    return Masked(corpus) if kind == "masked" else SpanCorruption(corpus, max_length=20)
+    return Masked(corpus)
 
 
 def group_of(ids):

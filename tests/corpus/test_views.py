@@ -1,4 +1,4 @@
-"""Views: masks, spans and cut examples, which are pure functions of seed, epoch and example."""
+"""Views: masks and cut examples, which are pure functions of seed, epoch and example."""
 
 import hashlib
 import itertools
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pipeline
-from pipeline import Examples, Feature, FillInTheMiddle, Masked, SpanCorruption
+from pipeline import Examples, Feature, FillInTheMiddle, Masked
 from pipeline.corpus import INPUTS, prng
 from pipeline.text.sources import Records
 from pipeline.text.tokenizers import Bytes
@@ -23,10 +23,6 @@ def corpus(tmp_path_factory):
     directory = tmp_path_factory.mktemp("encoder")
     records = Records(TEXTS)
     return pipeline.prepare(records, Bytes(), directory, task=INPUTS, progress=False)
-
-
-def read_pairs(view, epoch=0):
-    return [read_all(*side, epoch) for side in zip(view.sides, view.lengths.T, strict=True)]
 
 
 def test_random_bits_are_the_same_for_ever():
@@ -64,86 +60,13 @@ def test_masked_tokens_are_asked_for_and_others_are_not(corpus):
     assert not fields["loss_weights"][text == 3 + ord("w")].any()
 
 
-def restored(inputs, targets, view):
-    """The text that a pair was made of."""
-    sentinels, spans, run, text = view.sentinels.tolist(), {}, [], []
-    for token in targets:
-        if token in sentinels:
-            run = spans[token] = []
-        else:
-            run.append(token)
-    for token in inputs:
-        text += spans.pop(token) if token in sentinels else [token]
-    assert not spans
-    return text
-
-
-@given(
-    st.lists(st.integers(0, 60), min_size=1, max_size=8),
-    st.integers(3, 40),
-    st.floats(0.05, 0.9),
-    st.floats(1, 6),
-    st.integers(0, 3),
-)
-def test_text_and_gaps_together_are_each_token_once(sizes, max_length, density, mean_span, epoch):
-    examples = [np.arange(size) + 100 * number for number, size in enumerate(sizes)]
-    corpus = Examples(examples, vocab_size=1000, task=INPUTS)
-    spans = {"max_length": max_length, "density": density, "mean_span": mean_span}
-    view = SpanCorruption(corpus, **spans, start_id=998, end_id=999, sentinels=range(990, 900, -1))
-    assert view.sentinels.tolist() == [*range(990, 900, -1)][: len(view.sentinels)]
-    sides, ends, seen = read_pairs(view, epoch), np.cumsum(view.lengths, axis=0), []
-    for pair in range(len(view)):
-        here = [slice(end - n, end) for end, n in zip(ends[pair], view.lengths[pair], strict=True)]
-        inputs, targets = sides[0]["inputs"][here[0]], sides[1]["targets"][here[1]]
-        assert sides[1]["decoder_inputs"][here[1]].tolist() == [998, *targets[:-1]][: len(targets)]
-        if len(inputs):
-            assert inputs[-1] == targets[-1] == 999
-            seen += restored(inputs[:-1].tolist(), targets[:-1].tolist(), view)
-    # A text of one token cannot have a gap.
-    assert seen == [token for each in examples if len(each) > 1 for token in each.tolist()]
-
-
-def test_a_corrupted_text_by_eye(tmp_path):
-    records = Records(["The quick brown fox jumps over the lazy dog."])
-    corpus = pipeline.prepare(records, Bytes(), tmp_path, task=INPUTS, progress=False)
-    view = SpanCorruption(corpus, max_length=100, density=0.2)
-
-    def text(ids):
-        names = {1: "^", 2: "$"} | {id_: f"<{n}>" for n, id_ in enumerate(view.sentinels.tolist())}
-        return "".join(names.get(id_) or chr(id_ - 3) for id_ in ids.tolist())
-
-    inputs, targets = read_pairs(view)
-    assert view.lengths.tolist() == [[39, 13]]
-    assert text(inputs["inputs"]) == "The q<0>ick brown fox<1>over the lazy dog<2>$"
-    assert text(targets["targets"]) == "<0>u<1> jumps <2>.$"
-    assert text(targets["decoder_inputs"]) == "^" + text(targets["targets"])[:-1]
-
-
-def test_spans_differ_between_epochs_and_all_are_equally_likely():
-    corpus = Examples([np.arange(10)] * 2000, vocab_size=10, task=INPUTS)
-    view = SpanCorruption(corpus, max_length=10, density=0.4, mean_span=2.0, end_id=9)
-    inputs = [read_pairs(view, epoch)[0]["inputs"] for epoch in (0, 1)]
-    assert not np.array_equal(*inputs)
-    # 6 tokens that stay in two runs, 4 that go in two: 5 · 3 ways.
-    ways, counts = np.unique(inputs[0].reshape(2000, -1), axis=0, return_counts=True)
-    assert len(ways) == 15
-    assert counts.min() > 90
-    assert counts.max() < 180
-
-
-def test_sentinels_are_told_apart(corpus):
-    for sentinels in ([300] * 10, range(3, -7, -1)):
-        with pytest.raises(ValueError, match=r"sentinels are .*; give ids from 0 up, each of them"):
-            SpanCorruption(corpus, max_length=200, sentinels=sentinels)
-
-
-def test_a_view_prints_its_own_counts_where_they_differ(corpus):
+def test_a_view_prints_its_own_counts_where_they_differ(corpus, pairs):
     _, held_out = corpus.split(0.2)
     assert "which has    120 documents" not in str(Masked(corpus))
     assert f"which has    {len(held_out)} documents, {held_out.num_tokens:,} tok" in str(held_out)
-    spans = SpanCorruption(corpus, max_length=40)
-    inputs, targets = spans.lengths.sum(axis=0)
-    assert f"{len(spans)} documents, {inputs:,} inputs, {targets:,} targets" in str(spans)
+    _, some = pairs.split(0.2)
+    inputs, targets = some.lengths.sum(axis=0)
+    assert f"{len(some)} documents, {inputs:,} inputs, {targets:,} targets" in str(some)
 
 
 # ---- fill in the middle
@@ -243,7 +166,7 @@ WEIGHTED = Examples({"tokens": [[1, 2]], "weights": [[1, 0]]})
         (Examples([[1, 2, 3]], vocab_size=9), {"mode": "mps"}, "mode is 'mps'; it must be one of"),
         (Examples([[1, 2, 3]], vocab_size=9), {"loss": "suffix"}, "loss is 'suffix'; it must be"),
         (Examples([[1, 2, 3]], vocab_size=9), {"prefix": -1}, "prefix is -1; it must be a whole"),
-        (Examples([[1, 2, 3]]), {**IDS, "suffix": 900}, r"suffix are \[900, 901, 900\]; give ids"),
+        (Examples([[1, 2, 3]]), {**IDS, "suffix": 900}, r"suffix are \[900, 901, 900\]; give"),
         (Examples([[1, 2, 3]]), {}, "has no vocab_size; give prefix="),
         (Examples([[1, 2]], task=INPUTS), IDS, "needs documents of the task 'causal'.*'inputs'"),
         (Examples.from_groups([([1], [[2], [3]])]), IDS, "has the task 'causal' and groups"),

@@ -179,19 +179,6 @@ def test_every_field_is_that_of_the_definition_on_any_hosts_from_any_step(data, 
 # ---- features
 
 
-def test_pairs_of_spans_have_the_features_of_the_examples_they_are_cut_from():
-    drawn = Drawn(np.random.default_rng(0), INPUTS, examples=20, most=41)
-    drawn.add_features()
-    spans = pipeline.SpanCorruption(drawn.examples(vocab_size=90), max_length=15, end_id=2)
-    assert {*spans.features} == {"reward", "group"}
-    plan = Plan(spans, [Bucket(4, (20, 28))])
-    for planned, batch in Batches(spans, plan, features=["reward", "example_id"]).with_plans():
-        number = batch["example_id"]
-        assert (number >= 0).sum() == len(planned.segments)
-        due = np.array(drawn.columns["reward"])[spans.examples_of(number)]
-        np.testing.assert_array_equal(batch["reward"], np.where(number < 0, 0, due))
-
-
 @pytest.mark.parametrize("names", [(), ["example_id"], ["reward", "logprob"], None])
 def test_only_the_features_that_are_asked_for_are_read_and_none_is_in_a_state(names, monkeypatch):
     drawn, read = Drawn(np.random.default_rng(0)), []

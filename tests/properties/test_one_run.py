@@ -25,7 +25,7 @@ TAILED = ((Bucket(4, 16), Bucket(2, 16), Bucket(6, 44), Bucket(4, 44), Bucket(2,
 PAIRED = (Bucket(4, (24, 12)), Bucket(2, (40, 36))), (Bucket(2, (48, 48)),)
 
 KINDS = ["arrays", "weighted", "cached", "masked"]
-PAIRS, GROUPS = ["pairs", "corrupted"], ["groups", "groups cached"]
+PAIRS, GROUPS = ["pairs"], ["groups", "groups cached"]
 # One corpus; a part of it, beside examples that are held out; two, one after the other or by
 # weight; and one that another joins.
 FORMS = ["alone", "split", "joined", "weights", "joins"]

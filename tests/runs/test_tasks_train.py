@@ -19,7 +19,7 @@ from models.config import TransformerConfig
 from models.flops import step_flops
 from pipeline import Batches, Bucket, Corpora, Corpus, Decoded, Examples, Pairs, Plan
 from pipeline.cli.commands import main
-from pipeline.corpus.views import FillInTheMiddle, Masked, SpanCorruption
+from pipeline.corpus.views import FillInTheMiddle, Masked
 from pipeline.history import read_history
 from pipeline.text.templates import Preference
 from pipeline.text.tokenizers import Bytes
@@ -49,7 +49,6 @@ KINDS = {
     "chat": Corpus,
     "masked": Masked,
     "middle": FillInTheMiddle,
-    "corrupted": SpanCorruption,
     "pairs": Pairs,
 }
 
@@ -258,7 +257,7 @@ WRONG = [
     ({"template.kind": "poem"}, "template.kind is 'poem'; it must be one of '', chat, answer"),
     ({"template.kind": "answer", "template.prompt": "{q}"}, "'answer' does not fit .* 'answer'"),
     ({"task.kind": "poem"}, "task.kind is 'poem'; it must be one of causal, masked"),
-    ({"task.kind": "masked", "task.density": 0.1}, "task.kind 'masked' does not fit .* 'density'"),
+    ({"task.kind": "masked", "task.mode": "psm"}, "task.kind 'masked' does not fit .* 'mode'"),
     ({"tokenizer.kind": "words"}, "tokenizer.kind is 'words'; it must be one of sentencepiece"),
     ({"tokenizer.kind": "huggingface"}, "tokenizer.model is empty; give the path of a token"),
     ({"train.source": ""}, "config.train has source='' and files=''; give one of them"),

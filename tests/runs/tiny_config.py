@@ -64,11 +64,6 @@ def get_config(kind: str = "") -> ConfigDict:
             config.task = ConfigDict({"kind": "masked", "rate": 0.3})
         case "middle":
             config.task = ConfigDict({"kind": "fill_in_the_middle", "rate": 0.5})
-        case "corrupted":
-            config.task = ConfigDict({"kind": "corrupted", "max_length": 40})
-            batches.overflow = "error"
-            with batches.ignore_type():
-                batches.max_length = (64, 32)
     return config
 
 
