@@ -43,10 +43,6 @@ class Missing(UserError, FileNotFoundError):
     """A file or a directory that does not exist."""
 
 
-class NotSealed(UserError, TimeoutError):
-    """A part of a growing corpus that was not sealed within the time limit."""
-
-
 class Late(UserError, TimeoutError):
     """A batch, or an answer of another process, that did not come within the time limit."""
 

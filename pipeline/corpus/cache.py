@@ -319,7 +319,7 @@ class PartCache(Handles, PartStore):
         `reserved` is the size of the parts that are being fetched.
         """
         room = self.max_bytes - sum(here.values()) - reserved
-        # Parts that the corpus does not have, or no longer, are needed by nobody.
+        # Parts that the corpus does not have are needed by nobody.
         numbers = {name: self._numbers.get(name) for name in here}
         when = {name: NEVER if n is None else int(needed[n]) for name, n in numbers.items()}
         later = [name for name in here if when[name] > needed[number]]

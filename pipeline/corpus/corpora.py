@@ -8,12 +8,10 @@ import numpy as np
 
 from pipeline.corpus.gather import Fields, gather
 from pipeline.corpus.interface import AnyCorpus, Readable, Split
-from pipeline.corpus.log import Log
 from pipeline.corpus.reader import Pieces
 from pipeline.corpus.sides import WithSides
 from pipeline.corpus.trees import Nodes
 from pipeline.errors import InvalidValue, require_type
-from pipeline.planning.growing import APART, first_examples
 from pipeline.planning.identity import flatten
 from pipeline.planning.layout import ranges
 from pipeline.text.features import LOSS_WEIGHTS, OF, Feature
@@ -32,7 +30,6 @@ class Corpora(AnyCorpus):
     Attributes:
         corpora: as given.
         first: the number of the first example of each corpus, then the total: int64 [corpora + 1].
-            If a corpus grows, the numbers leave room for any number of examples.
     """
 
     def __init__(self, corpora: Mapping[str, AnyCorpus]):
@@ -44,9 +41,7 @@ class Corpora(AnyCorpus):
             raise InvalidValue("corpora is empty; give at least one, such as {'name': corpus}")
         self.corpora = _give_sides(corpora)
         self.members = tuple(self.corpora.values())
-        self.grows = any(member.grows for member in self.members)
-        rooms = [APART if member.grows else len(member) for member in self.members]
-        self.first = first_examples(rooms)
+        self.first = np.cumsum([0, *map(len, self.members)])
         self.unpriced = tuple(dict.fromkeys(n for each in self.members for n in each.unpriced))
         first, expected = next(iter(self.corpora)), _traits(self.members[0], self.unpriced)
         for name, corpus in self.corpora.items():
@@ -64,8 +59,7 @@ class Corpora(AnyCorpus):
         self.side_names, self.loss_side = self.members[0].side_names, self.members[0].loss_side
         self.vocab_size = self.members[0].vocab_size
         self.covers_all = any(member.covers_all for member in self.members)
-        known_files = () if self.grows else self.members
-        files = [corpus.files for corpus in known_files if corpus.files is not None]
+        files = [corpus.files for corpus in self.members if corpus.files is not None]
         self.files = np.concatenate(files) if len(files) == len(self.members) else None
         for name in ("text_bytes", "num_learnt"):
             known = [n for member in self.members if (n := getattr(member, name)) is not None]
@@ -118,7 +112,7 @@ class Corpora(AnyCorpus):
             mine = member == which
             found[mine], room = corpus.find_unsplit(examples[mine] - self.first[which])
             rooms.append(room)
-        first = first_examples(rooms)
+        first = np.cumsum([0, *rooms])
         return found + first[member], int(first[-1])
 
     def split(self, hold_out: float = 0.01) -> tuple["Corpora", "Corpora"]:
@@ -132,21 +126,6 @@ class Corpora(AnyCorpus):
 
     def __str__(self) -> str:
         return "\n\n".join(f"{name}\n{corpus}" for name, corpus in self.corpora.items())
-
-
-def sealed_parts(corpus: Any, wait_seconds: float | None = None) -> Any:
-    """The log of a corpus that grows, for `Plan`; for several, a dict of logs by name.
-
-    In the dict, corpora that do not grow are as given. Logs wait `wait_seconds`; None: as long as
-    their corpus. The result is None if no corpus grows.
-    """
-    if not getattr(corpus, "grows", False):
-        return None
-    if isinstance(corpus, Corpora):
-        each = corpus.corpora.items()
-        return {name: sealed_parts(one, wait_seconds) or one for name, one in each}
-    wait = corpus.log.wait_seconds if wait_seconds is None else wait_seconds
-    return Log(corpus.directory, wait, corpus.hold_out)
 
 
 def _require_features(corpora: Mapping[str, AnyCorpus]) -> None:

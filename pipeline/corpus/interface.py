@@ -25,7 +25,6 @@ from pipeline.errors import (
     suggest_option,
 )
 from pipeline.planning import lengths as lengths_module
-from pipeline.planning.growing import APART
 from pipeline.planning.identity import fingerprint_of
 from pipeline.text.features import Feature
 from pipeline.text.tokenizers import Tokenizer
@@ -42,13 +41,14 @@ class Readable:
         weighted: whether `read` returns `loss_weights`, too; if not, every token weighs 1.
         features: the features of examples, by name.
         trees: the `Nodes.table` of all examples if some are groups, else None: int64 [examples, 3].
+        reader: reads their columns, if these are stored; a view has none.
     """
 
     lengths: np.ndarray
     weighted: bool = False
     features: Mapping[str, Feature] = types.MappingProxyType({})
     trees: np.ndarray | None = None
-    reader: Reader  # used by the default `_read`
+    reader: Reader
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -186,7 +186,6 @@ class AnyCorpus:
         covers_all: whether plans have examples without loss, too, as for `score`.
         files: the number of examples in each file of tokens, in order: int64 `[files]`. A large
             corpus is planned in windows of whole files. None: there are no such files.
-        grows: whether it, or one of its members, gains examples.
         description: of a view, the argument of `view_of`, as JSON; else None.
         directory: where it is stored; None if it is in memory, or several as one.
     """
@@ -203,7 +202,6 @@ class AnyCorpus:
     text_bytes: int | None = None
     covers_all: bool = False
     files: np.ndarray | None = None
-    grows: bool = False
     description: dict[str, Any] | None = None
     directory: Any = None
 
@@ -293,8 +291,8 @@ class AnyCorpus:
     def split(self, hold_out: float = 0.01) -> tuple["AnyCorpus", "AnyCorpus"]:
         """Two views that have each example once: those to train on, and those held out.
 
-        A hash of its number decides where an example is. So examples that are held out stay so when
-        a corpus grows, or the share does.
+        A hash of its number decides where an example is. So examples that are held out stay so if
+        the share grows, or in a corpus that begins with the same examples and has more.
 
         >>> train, held_out = corpus.split(hold_out=0.01)  # doctest: +SKIP
 
@@ -305,12 +303,11 @@ class AnyCorpus:
         return train, held_out
 
     def find_unsplit(self, examples: np.ndarray) -> tuple[np.ndarray, int]:
-        """The numbers of examples in the corpus whose `split` this is, and the room for them there.
+        """The numbers of examples in the corpus whose `split` this is, and how many it has.
 
-        There is room for all its examples; if it grows, for any number of them. For a view, that is
-        the corpus that it shows.
+        For a view, that is the corpus that it shows.
         """
-        return examples, APART if self.grows else len(self)
+        return examples, len(self)
 
     def with_each(self, change: Callable[["AnyCorpus"], "AnyCorpus"]) -> "AnyCorpus":
         """The same corpus, with `change` applied to each corpus that is not joined or split."""
@@ -443,7 +440,7 @@ class View(AnyCorpus):
         options = self.identity[self.kind].items()
         about = ", ".join(f"{name} {value}" for name, value in options)
         text = f"{self.corpus}\nseen as      {type(self).__name__}: {about}"
-        if self.grows or np.array_equal(self.lengths, self.corpus.lengths):
+        if np.array_equal(self.lengths, self.corpus.lengths):
             return text
         tokens = np.atleast_2d(self.lengths.T).sum(axis=1, dtype=np.int64)
         names = self.side_names if len(tokens) > 1 else ["tokens"]
@@ -469,7 +466,7 @@ class Split(View):
         self.hold_out, self.held_out = require_share("hold_out", hold_out), bool(held_out)
         found = prng.is_held_out(np.arange(len(corpus)), self.hold_out)
         self.numbers = np.flatnonzero(found == self.held_out)
-        if not len(self.numbers) and not corpus.grows:  # it may gain some
+        if not len(self.numbers):
             raise InvalidValue(
                 f"hold_out is {self.hold_out}, and by their numbers none of the {len(corpus):,} "
                 f"examples {'is held out' if held_out else 'is left to train on'}; give a share "

@@ -51,8 +51,8 @@ ORIGINS = "source", "tokenizer", "field", "template", "features", "on_error"
 class Manifest:
     """The content of `corpus.json`, which describes a corpus from its beginning.
 
-    While the corpus grows, its parts are in records (`pipeline.corpus.log`). Once it is finished,
-    they are in a table beside the manifest, `parts.arrow`.
+    While the corpus is written, its parts are in records (`pipeline.corpus.log`). Once it is
+    finished, they are in a table beside the manifest, `parts.arrow`.
 
     Attributes:
         task: one of `TASKS`, by name.
@@ -62,9 +62,9 @@ class Manifest:
         tokenizer: the argument of `tokenizers.load`; None if there is none.
         source: the source in words; None if there is none.
         features: the features of the examples, by name.
-        parts: the `PartTable` of its files, given as that or as a list; none while it grows.
+        parts: the `PartTable` of its files, given as that or as a list; none before it is finished.
         lengths_digest, lengths_bytes: the digest of the lengths, and the size of their file; None
-            if there is no such file, as while it grows.
+            before it is finished, and for added features.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -185,9 +185,6 @@ class Manifest:
         write_entries(path, entries, once=once)
 
 
-NO_PARTS = PartTable(())
-
-
 def is_finished(directory: epath.Path) -> bool:
     """Whether there is a finished corpus in `directory`."""
     return (manifest := Manifest.find(directory)) is not None and manifest.finished
@@ -261,7 +258,7 @@ class Damaged(InvalidValue):
 
 
 def damage(path: epath.Path, seen: str) -> Damaged:
-    """The error to raise for a damaged file of a corpus, finished or growing."""
+    """The error to raise for a damaged file of a corpus, finished or not."""
     return Damaged(
         f"the corpus is damaged at {os.fspath(path)}: {seen}. Restore that file from a copy, or "
         "delete the directory and make the corpus again; no part is ever replaced by another"

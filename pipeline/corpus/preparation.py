@@ -21,7 +21,7 @@ from tqdm import tqdm
 from pipeline.corpus.corpus import Corpus
 from pipeline.corpus.engines import Engine, Processes, refuse_import
 from pipeline.corpus.groups import Groups
-from pipeline.corpus.log import Log, parts_of, record_path
+from pipeline.corpus.log import parts_of, read_counts, record_path, remove_log, require_files
 from pipeline.corpus.manifest import (
     BESIDE,
     MANIFEST,
@@ -79,9 +79,8 @@ def prepare(
     """The corpus of `source`, tokenised into `directory`; opened at once if it is there already.
 
     It may be killed at any time: run again, it keeps finished parts, does the rest, and makes the
-    same corpus, bit for bit. Meanwhile, `Corpus.open(directory, follow=True)` reads the parts that
-    are done so far, in order. If several processes of a machine (or of a shared file system) call
-    it at once, one prepares the corpus and the others wait. The corpus does not depend on
+    same corpus, bit for bit. If several processes of a machine (or of a shared file system) call it
+    at once, one prepares the corpus and the others wait. The corpus does not depend on
     `num_workers` or on `engine`.
 
     Args:
@@ -279,7 +278,7 @@ def _finish(work: Work, manifests: Mapping[str, Manifest], shards: int, engine: 
         manifest = manifests[side]
         if manifest.finished:  # by a process that was killed before it finished the others
             continue
-        log, there = Log(place), work.read_all(range(shards), place)
+        there, task = work.read_all(range(shards), place), work.job.task_of(side)
         records = [record for found, _ in there.values() for record in found]
         if missing := [shard for shard, (_, done) in there.items() if not done]:
             raise InvalidState(
@@ -289,11 +288,11 @@ def _finish(work: Work, manifests: Mapping[str, Manifest], shards: int, engine: 
         paths = [record_path(place, each["shard"], each["number"]) for each in records]
         of_records = [parts_of(*pair) for pair in zip(paths, records, strict=True)]
         parts = [part for each in of_records for part in each]
-        log.require_files(parts)
-        counts = np.concatenate([np.zeros(0, np.uint32), *log.read_counts(parts, log.task)])
-        todo.append((log, dataclasses.replace(manifest, parts=parts), counts))
+        require_files(place, parts)
+        counts = np.concatenate([np.zeros(0, np.uint32), *read_counts(place, parts, task)])
+        todo.append((place, dataclasses.replace(manifest, parts=parts), counts))
         tokens += int(counts.sum())
-        learnt += sum(part.learnt for part in parts) * log.task.has_targets
+        learnt += sum(part.learnt for part in parts) * task.has_targets
         failures += _list_failures(records)
         lines += _describe_notes(records, len(counts) // work.job.nodes)
     examples = len(todo[0][2])
@@ -373,8 +372,8 @@ def _discarding(work: Work) -> Iterator[None]:
         yield
     except ValueError:
         for place in () if work.finished else {work.directory, *work.places.values()}:
-            (place / MANIFEST).unlink(missing_ok=True)  # first: it tells readers
-            Log(place).remove()
+            (place / MANIFEST).unlink(missing_ok=True)
+            remove_log(place)
             for path in place.iterdir():
                 named = PART_NAME.fullmatch(path.name) or TEMPORARY.fullmatch(path.name)
                 if named or path.name in BESIDE:

@@ -156,13 +156,6 @@ class Reader(Handles):
         store = InMemory(find_segments(stored, offsets), (stored, offsets))
         return cls(task, lengths, np.array([len(lengths)]), features, [store])
 
-    def adopt(self, other: "Reader", ahead: int) -> None:
-        """Takes over the open parts of a reader that begins so many parts ahead of this one."""
-        self._kinds |= other._kinds
-        for number, opened in dict(other._table.opened).items():
-            if 0 <= number + ahead < len(self._first):
-                self._table.add(number + ahead, opened)
-
     def read(self, pieces: Pieces, names: Iterable[str]) -> Fields:
         """The fields of pieces, as `Readable.read`: tokens, weights, and features `names`."""
         columns = [*(name for name in (TOKENS, WEIGHTS) if name in self.features), *names]

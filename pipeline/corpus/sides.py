@@ -51,8 +51,6 @@ class Sides(AnyCorpus):
         if len({*map(len, self.sides)}) > 1:
             counts = " and ".join(f"{len(each):,} {name}" for name, each in self.by_name.items())
             raise InvalidValue(f"there are {counts}; give equally many, in the same order")
-        if any(each.grows for each in self.by_name.values()):
-            raise InvalidValue("a corpus of several sides cannot grow yet; finish each side")
         every = [name for side in self.sides for name in side.features]
         if both := {name for name in every if every.count(name) > 1}:
             raise InvalidValue(
@@ -112,8 +110,6 @@ class WithSides(View):
     """
 
     def __init__(self, corpus: AnyCorpus, names: Sequence[str]):
-        if corpus.grows:
-            raise InvalidValue("a corpus of several sides cannot grow yet; finish it first")
         super().__init__(corpus)
         there = dict(zip(corpus.side_names, corpus.sides, strict=True))
         nothing = _Nothing(len(corpus))

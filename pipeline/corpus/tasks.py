@@ -60,7 +60,7 @@ class Task:
                     raise InvalidValue(
                         f"{'groups' if self.name == GROUPS.name else 'these examples'} have one "
                         f"side, and {name!r} {what}; Examples, Corpus.from_arrays and prepare make "
-                        "such examples, and a corpus of several sides cannot grow yet"
+                        "examples of several sides"
                     )
         return dict(features or {})
 

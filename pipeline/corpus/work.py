@@ -17,11 +17,11 @@ from typing import Any
 from etils import epath
 
 from pipeline.corpus.log import (
-    Log,
     list_records,
     read_record,
     read_records,
     record_path,
+    remove_log,
     write_record,
 )
 from pipeline.corpus.manifest import (
@@ -130,7 +130,7 @@ class Work:
     def remove_logs(self) -> None:
         """Removes the records of all sides."""
         for place in self.places.values():
-            Log(place).remove()
+            remove_log(place)
 
     def read_all(
         self, shards: Iterable[int], place: epath.Path

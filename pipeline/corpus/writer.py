@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from pipeline.corpus.log import Log, list_records, record_path
+from pipeline.corpus.log import read_counts, read_sealed, remove_log, require_files, write_record
 from pipeline.corpus.manifest import (
     BESIDE,
     LENGTHS,
@@ -52,12 +52,11 @@ ARRAYS: dict[str, str | None] = {"source": None, "tokenizer": None, "field": Non
 
 
 class Writer:
-    """Writes a corpus while others read it: from a stream, a queue, or any other iterator.
+    """Writes a corpus of a stream, a queue, or any other iterator.
 
     Examples are appended, and `seal` makes them durable: from then on they are on the disk itself,
-    readers of `Corpus.open(directory, follow=True)` see them, and they never change. Examples that
-    are not sealed are lost with the process. So to write each example of a source exactly once,
-    give `seal` a cursor, and continue from `cursor` after a kill:
+    and they never change. Examples that are not sealed are lost with the process. So to write each
+    example of a source exactly once, give `seal` a cursor, and continue from `cursor` after a kill:
 
     >>> with Writer(directory) as writer:  # doctest: +SKIP
     ...     for number, tokens in stream(start=writer.cursor or 0):
@@ -67,7 +66,8 @@ class Writer:
     ...     writer.finish()
 
     Without a cursor, nothing tells which examples of the source a killed writer has sealed. One
-    process writes in a directory at a time; another one waits for it.
+    process writes in a directory at a time; another one waits for it. The corpus can be opened once
+    it is finished.
 
     Args:
         directory: a local path, or one of object storage. After a killed writer, this one continues
@@ -77,9 +77,6 @@ class Writer:
         tokenizer: made the ids; it is stored with the corpus, which can then be decoded, and
             mixed with others of this tokenizer.
         task: decides the fields and the lengths; see `pipeline.corpus.tasks`.
-        keep_parts: if given, sealing deletes the parts before all those that readers hold
-            (`Log.hold`), except this many of the last; without a reader, none. `finish` then leaves
-            no finished corpus: the parts that are left can only be followed.
 
     Attributes:
         cursor: the last sealed cursor; None if there is none.
@@ -97,88 +94,80 @@ class Writer:
         vocab_size: int | None = None,
         tokenizer: Tokenizer | None = None,
         task: Task = CAUSAL,
-        keep_parts: int | None = None,
     ):
         require_type("task", task, Task, A_TASK)
         if tokenizer is not None:
             require_type("tokenizer", tokenizer, "fingerprint", "one, as tokenizers.Bytes()")
         self.directory, self._task, self._tokenizer = as_path(directory), task, tokenizer
-        if keep_parts is not None:
-            keep_parts = require_whole("keep_parts", keep_parts, 1)
-        self._keep_parts = keep_parts
         known, origin = task.check(features), ARRAYS
         vocab_size = None if vocab_size is None else require_whole("vocab_size", vocab_size, 1)
         if tokenizer is not None:
             origin = ARRAYS | {"tokenizer": tokenizer.fingerprint}
             vocab_size = vocab_size or tokenizer.vocab_size
         self._manifest = Manifest(task=task.name, origin=origin, vocab_size=vocab_size)
-        self._number = self._written = 0  # of parts and of examples on disk
-        self._pending: list[Part] = []  # parts that are not sealed
+        self._sealed: list[Part] = []
+        self._pending: list[Part] = []  # parts on disk that are not sealed
+        self._written = 0  # the number of examples in all of these
         self.cursor: Any = None
         with contextlib.ExitStack() as stack:
             stack.enter_context(directory_lock(self.directory, "writing a corpus"))
-            self._log = Log(self.directory)
-            self._complete()
-            if self._log.finished:
-                raise Exists(
-                    f"the corpus in {os.fspath(self.directory)} is finished; read it with "
-                    "Corpus.open, or write into another directory"
-                )
-            self._continue()
-            self._buffer = Buffer(self._resume(known), vocab_size)
+            known = self._continue(known)
+            self._buffer = Buffer(known, vocab_size)
             self._stack = stack.pop_all()
         self._closed = False
 
-    def _complete(self) -> None:
-        """Does what is left to do after the last record; nothing before it."""
-        log, begun = self._log, Manifest.find(self.directory)
-        if begun is not None and begun.finished:
-            log.remove()
-        elif begun is not None and log.at_end and not log.first():
-            finish(log, dataclasses.replace(begun, parts=[entry.part for entry in log.entries()]))
+    def _continue(self, known: dict[str, Feature]) -> dict[str, Feature]:
+        """Continues after the sealed parts, and removes others; returns the features of an example.
 
-    def _continue(self) -> None:
-        """Continues after the sealed parts, and removes others."""
+        Those of a new corpus are the `known` ones. Weights are among them if sealed examples have
+        weights.
+        """
         if (begun := Manifest.find(self.directory)) is None:
             refuse_others(self.directory)
-            return
-        require_same_origin(self.directory, begun.origin, self._manifest.origin)
-        if (last := self._log.tail()) is not None:
-            for name in ("task", "vocab_size"):
-                if (then := getattr(begun, name)) != (now := getattr(self._manifest, name)):
-                    raise InvalidValue(
-                        f"{os.fspath(self.directory)} holds a corpus that grows with {name} "
-                        f"{then}, not {now}; give what it was begun with, or another directory"
-                    )
-            self._log.require_files([last.part])
-            self._manifest, self._number, self.cursor = begun, last.number + 1, last.cursor
-            self._written = last.first + last.examples
-        self._remove_rest()
-
-    def _remove_rest(self) -> None:
-        """Removes parts that are not sealed or not kept, and what a killed writer left."""
-        kept = range(self._log.first() if self._number else 0, self._number)
-        for shard, number in list_records(self.directory):
-            if number < kept.start:
-                record_path(self.directory, shard, number).unlink(missing_ok=True)
-        for path in self.directory.iterdir():
-            part = PART_NAME.fullmatch(path.name)
-            if (part and int(part[2]) not in kept) or TEMPORARY.fullmatch(path.name):
-                path.unlink(missing_ok=True)
-
-    def _resume(self, known: dict[str, Feature]) -> dict[str, Feature]:
-        """The features of an example, with weights if sealed examples have them."""
-        if not self._written:
             return known
-        about = self._log.about()
-        for name in {**known, **about.features}:
-            mine, theirs = known.get(name), about.features.get(name)
+        ended = begun.finished
+        if not ended:
+            require_same_origin(self.directory, begun.origin, self._manifest.origin)
+            self._sealed, self.cursor, ended = read_sealed(self.directory)
+            if ended:  # a writer was killed after its last record
+                finish(self.directory, dataclasses.replace(begun, parts=self._sealed))
+        if ended:
+            remove_log(self.directory)  # or before it had removed all of it
+            raise Exists(
+                f"the corpus in {os.fspath(self.directory)} is finished; read it with Corpus.open, "
+                "or write into another directory"
+            )
+        if self._sealed:
+            known = self._resume(begun, known)
+        self._remove_rest()
+        return known
+
+    def _resume(self, begun: Manifest, known: dict[str, Feature]) -> dict[str, Feature]:
+        """Continues a corpus that has sealed examples; see `_continue`."""
+        place = os.fspath(self.directory)
+        for name in ("task", "vocab_size"):
+            if (then := getattr(begun, name)) != (now := getattr(self._manifest, name)):
+                raise InvalidValue(
+                    f"{place} holds a corpus that was begun with {name} {then}, not {now}; give "
+                    "what it was begun with, or another directory"
+                )
+        for name in {**known, **begun.features}:
+            mine, theirs = known.get(name), begun.features.get(name)
             if not (mine and theirs and mine.infer(np.zeros(0, theirs.dtype), "") == theirs):
                 raise InvalidValue(
-                    f"{os.fspath(self.directory)} grows with the feature {name!r} as {theirs}, and "
-                    f"features say {mine}; give the same features, or another directory"
+                    f"{place} holds a corpus that was begun with the feature {name!r} as {theirs}, "
+                    f"and features say {mine}; give the same features, or another directory"
                 )
-        return about.features | ({WEIGHTS: LOSS_WEIGHTS} if about.weighted else {})
+        require_files(self.directory, self._sealed[-1:])
+        self._manifest, self._written = begun, sum(part.examples for part in self._sealed)
+        return begun.features | ({WEIGHTS: LOSS_WEIGHTS} if self._sealed[0].weighted else {})
+
+    def _remove_rest(self) -> None:
+        """Removes parts that are not sealed, and what a killed writer left."""
+        for path in self.directory.iterdir():
+            part = PART_NAME.fullmatch(path.name)
+            if (part and int(part[2]) >= len(self._sealed)) or TEMPORARY.fullmatch(path.name):
+                path.unlink(missing_ok=True)
 
     @property
     def examples(self) -> int:
@@ -248,9 +237,8 @@ class Writer:
             self._flush()
             if not self._written:
                 raise InvalidValue("examples is empty; a corpus holds at least one example")
-            # Of several writers, one creates the last record. If parts were deleted, it is the end.
-            self._seal(None, last=True)
-            self._complete()
+            self._seal(None, last=True)  # of several writers, one creates the last record
+            finish(self.directory, dataclasses.replace(self._manifest, parts=self._sealed))
         self.close()
 
     def close(self) -> None:
@@ -264,27 +252,32 @@ class Writer:
 
     def append_part(self, examples: Ragged) -> None:
         """Adds checked examples as a part of their own; `seal` makes it durable."""
-        if not self._number:
+        number = len(self._sealed) + len(self._pending)
+        if not number:
             known, saved = examples.features, None
             known.pop(WEIGHTS, None)
             if self._tokenizer is not None:
                 saved = self._tokenizer.save(self.directory)
             self._manifest = dataclasses.replace(self._manifest, features=known, tokenizer=saved)
             begin(self.directory, self._manifest)
-        path, origin = self.directory / part_name(0, self._number), self._manifest.origin
+        path, origin = self.directory / part_name(0, number), self._manifest.origin
         options: Any = {"task": self._task, "origin": origin, "once": True}
         part = write_part(path, examples, vocab_size=self._manifest.vocab_size, **options).part
         self._pending.append(part)
-        self._number, self._written = self._number + 1, self._written + part.examples
+        self._written += part.examples
 
     def _seal(self, cursor: Any, *, last: bool = False) -> None:
-        """Seals the parts that are not sealed, together; the `last` ones end the corpus."""
+        """Seals the parts that are not sealed, together; the `last` ones end the corpus.
+
+        Raises:
+            FileExistsError: another writer has created the next record.
+        """
         if not self._pending and not last:
             return
-        self._log.append(self._pending, cursor, last=last)
+        parts, following = self._pending, None if last else [cursor]
+        write_record(self.directory, 0, len(self._sealed), parts=parts, next=following)
+        self._sealed += parts
         self._pending, self.cursor = [], cursor
-        if self._keep_parts is not None:
-            self._log.trim(self._number - self._keep_parts)
 
     @contextlib.contextmanager
     def _closing(self) -> Iterator[None]:
@@ -344,19 +337,19 @@ def refuse_others(directory: epath.Path) -> None:
             )
 
 
-def finish(log: Log, manifest: Manifest, counts: np.ndarray | None = None) -> None:
+def finish(directory: epath.Path, manifest: Manifest, counts: np.ndarray | None = None) -> None:
     """Writes the lengths of the examples and, last, the manifest, which replaces the log.
 
     `counts` are the token counts of the examples, if they are known.
     """
     task = TASKS[manifest.task]
     if counts is None:
-        counts = np.concatenate(log.read_counts(manifest.parts, task))
+        counts = np.concatenate(read_counts(directory, manifest.parts, task))
     lengths = task.lengths(counts)
-    with atomic_write(log.directory / LENGTHS) as file:
+    with atomic_write(directory / LENGTHS) as file:
         np.save(file, lengths)
         size = file.tell()
     digest = lengths_module.digest(lengths)
     manifest = dataclasses.replace(manifest, lengths_digest=digest, lengths_bytes=size)
-    manifest.write(log.directory / MANIFEST)
-    log.remove()
+    manifest.write(directory / MANIFEST)
+    remove_log(directory)

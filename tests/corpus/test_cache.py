@@ -189,7 +189,7 @@ def test_files_of_somebody_else_in_a_cache_stay_and_the_rest_is_fetched(corpus, 
     for share in (2, 0.3):  # where parts must make way for others, too
         _, cache = cached(corpus, tmp_path / str(share), share)
         (cache.directory / "notes").write_bytes(b"mine")
-        (cache.directory / OTHER).write_bytes(b"of a corpus that has grown")
+        (cache.directory / OTHER).write_bytes(b"of another corpus")
         (cache.directory / ".part-000000-00001.arrow.fetching").write_bytes(b"of a killed process")
         order = [*range(cache.num_parts)]
         cache.follow(lambda order=order: [np.array([each]) for each in order])

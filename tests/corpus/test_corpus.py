@@ -121,7 +121,7 @@ def test_few_parts_are_mapped_at_a_time_and_none_holds_its_file_open(directory, 
     corpus, before = Corpus.open(directory), len(os.listdir("/dev/fd"))
     for number in [*range(30), *range(0, 30, 7)]:
         assert corpus[number]["inputs"].tolist() == EXAMPLES[number][:-1].tolist()
-        assert len(corpus._section.reader._table.opened) <= 2
+        assert len(corpus.reader._table.opened) <= 2
     assert len(os.listdir("/dev/fd")) <= before + 2
     every = np.arange(30)
     read = corpus.read(every, 0 * every, corpus.lengths)["targets"]
@@ -156,7 +156,7 @@ def test_a_corpus_prints_itself_in_little_memory(corpus):
     assert repr(corpus).startswith("Corpus.open(")
     assert len(pickle.dumps(corpus)) < 500  # its directory
     huge = Corpus.open(corpus.directory)
-    huge._section.lengths = np.array([3, 3, (1 << 31) - 1], np.uint32)
+    huge.lengths = np.array([3, 3, (1 << 31) - 1], np.uint32)
     with few_bytes(1 << 26):
         assert "p50 3, p90 2,147,483,647, p99 2,147,483,647, longest 2,147,483,647" in str(huge)
 

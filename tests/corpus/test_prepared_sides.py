@@ -213,7 +213,7 @@ def test_records_that_do_not_fit_their_sides_are_refused(returned, features, sai
         prepare(Records([{"text": "a"}]), Bytes(), tmp_path, **given)
 
 
-def test_directories_of_something_else_and_growth_are_refused(source, tmp_path):
+def test_directories_of_something_else_are_refused(source, tmp_path):
     sides, texts, quiet = tmp_path / "sides", Records(["a", "b"]), {"progress": False}
     make(source, sides, Processes(0))
     records = Records([{"text": "a", **ONE}])
@@ -222,8 +222,7 @@ def test_directories_of_something_else_and_growth_are_refused(source, tmp_path):
         (lambda: prepare(texts, Bytes(), sides, **quiet), "holds a corpus of several sides"),
         (lambda: make(Records(draw(3)), sides), "sides/inputs holds .* made with another source"),
         (lambda: make(source, sides, features=FEATURES | PATCHES), "made with another features"),
-        (lambda: pipeline.load(sides, tokens_per_batch=64, follow=True), "which cannot grow yet"),
-        (lambda: pipeline.Corpus.open(sides), "which cannot grow yet; open it with"),
+        (lambda: pipeline.Corpus.open(sides), "a corpus of several sides; open it with"),
         (lambda: prepare(records, Bytes(), tmp_path / "b", **both), "patches both carry the loss"),
     ):
         with pytest.raises(ValueError, match=said):

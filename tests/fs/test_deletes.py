@@ -17,8 +17,6 @@ RULES = {
     "corpus/cache.py:PartCache._fetch": "names of parts that are fetched, which it has locked",
     "corpus/cache.py:PartCache._make_room": f"{OWN_NAME} the cache, named by the corpus's digest",
     "corpus/cache.py:PartCache._verify": f"{OWN_NAME} the cache, named by the corpus's digest",
-    "corpus/log.py:Log.release": f"{OWN_NAME} a log",
-    "corpus/log.py:Log.trim": "sealed parts before those of every reader, and their records",
     "corpus/preparation.py:_discarding": f"{OWN_NAME} a corpus that was begun there by it",
     "corpus/writer.py:Writer._remove_rest": f"{OWN_NAME} a corpus: parts that are not sealed",
     "fs/atomic.py:_link": "its own temporary name, of 32 random digits",

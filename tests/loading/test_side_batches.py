@@ -187,7 +187,7 @@ GROUPS = {"tokens": [([1], [[2], [3]])], "patches": [[1]]}
         (lambda: Feature("input"), "of is 'input'"),
         (lambda: Feature("example", to="patches"), "to is 'patches'"),
         (lambda: Examples({"x": [[1]]}, features={}), "one of them must be 'tokens'"),
-        (lambda: pipeline.Writer("grows", features=PATCHES), "one side, .* cannot grow yet"),
+        (lambda: pipeline.Writer("new", features=PATCHES), "these examples have one side"),
         (lambda: Examples.from_groups(GROUPS, features=PATCHES), "groups have one side"),
         (lambda: Examples(BOTH_LOSSES, features=PATCHES, loss="patches"), "both carry the loss"),
     ],

@@ -20,7 +20,6 @@ class Account:
     Attributes:
         acknowledged: by corpus, the number of examples that its writer was told are sealed.
         finished: the corpora whose writers were told that they are finished.
-        sealed: by corpus and part, its digest and one past its last example.
         steps: by reader, how many batches there are, once one saw the end.
         counts: figures of what happened.
     """
@@ -29,7 +28,6 @@ class Account:
         self._scheduler = scheduler
         self.acknowledged: dict[str, int] = collections.defaultdict(int)
         self.finished: set[str] = set()
-        self.sealed: dict[tuple[str, int], tuple[str, int]] = {}
         self.steps: dict[str, int] = {}
         self.counts: collections.Counter[str] = collections.Counter()
         self._rows: dict[tuple[str, int], dict[int, tuple[str, np.ndarray]]] = {}
@@ -58,18 +56,6 @@ class Account:
         self._scheduler.note(f"{examples} examples of {corpus} are acknowledged")
         self.acknowledged[corpus] = max(examples, self.acknowledged[corpus])
         self.counts["seals"] += 1
-
-    def see_part(self, corpus: str, entry: Any) -> None:
-        """A reader sees a sealed part."""
-        seen = entry.digest, entry.first + entry.examples
-        there = self.sealed.setdefault((corpus, entry.number), seen)
-        self.require(there == seen, f"{corpus}: part {entry.number} changed after it was sealed")
-
-    def lose_power(self) -> None:
-        """What readers saw and no writer was told to be sealed may be lost."""
-        for (corpus, number), (_, end) in [*self.sealed.items()]:
-            if end > self.acknowledged.get(corpus, end):
-                del self.sealed[corpus, number]
 
     # ---- locks
 

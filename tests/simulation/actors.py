@@ -15,19 +15,15 @@ from typing import Any
 import numpy as np
 
 from pipeline import Batches, Bucket, Corpora, Corpus, Plan, Writer
-from pipeline.corpus import log
-from pipeline.corpus.corpus import open_growing
 from pipeline.corpus.engines import Processes
 from pipeline.corpus.groups import add_parents
-from pipeline.corpus.log import Log
+from pipeline.corpus.manifest import Manifest
 from pipeline.corpus.preparation import prepare_job, prepare_share
 from pipeline.corpus.tasks import ABOVE, CAUSAL, GROUPS
 from pipeline.corpus.tokenisation import Job
 from pipeline.errors import Exists, InvalidState, UserError
 from pipeline.fs import as_path, atomic_write, directory_lock
 from pipeline.fs.atomic import make_directory
-from pipeline.loading.prefetch import Ended
-from pipeline.planning import growing
 from pipeline.text import ragged
 from pipeline.text.features import Feature
 from pipeline.text.sources import source
@@ -54,39 +50,26 @@ class Stream:
         history: in which it happens.
         name: of the corpus, "a" or "b".
         place: its directory.
-        keep_parts: as for `Writer`.
         groups: whether some examples continue others, and belong to one group with them.
     """
 
-    def __init__(
-        self,
-        history: History,
-        name: str,
-        place: str,
-        keep_parts: int | None = None,
-        groups: bool = False,
-    ):
+    def __init__(self, history: History, name: str, place: str, groups: bool = False):
         chance = self._random = history.random
         self._history, self.name, self.place = history, name, as_path(place)
-        self.keep_parts, self.groups, self.account = keep_parts, groups, history.account
-        # Parts are deleted after some chapters, while runs wait for others.
-        number = chance.randint(5, 24) * (4 if keep_parts else 1)
+        self.groups, self.account, number = groups, history.account, chance.randint(5, 36)
         trees = [chance.choice(TREES) if groups else [0] for _ in range(number)]
         self._above = [above for tree in trees for above in tree]  # how far back its parent is
         sizes = [chance.randint(1, 7 if groups else 30) for _ in self._above]
         ends = np.cumsum([0, *sizes]) + "abc".index(name) * FIRST_ID
         self.examples = [np.arange(*each) for each in itertools.pairwise(ends.tolist())]
-        self.readers: list[Run] = []
         self._every = chance.choice([1, 2, 5, 9])
-        self._pause = chance.choice([0.3, 1] if keep_parts else [0, 0.01, 0.3])
+        self._pause = chance.choice([0, 0.01, 0.3])
         self.sealed = 0  # examples, in the end
         self._varies = chance.random() < 0.3  # whether the source ends elsewhere after a restart
 
     def write(self) -> None:
         """Writes the corpus, from its cursor on."""
         account, history = self.account, self._history
-        if self.keep_parts is not None:  # those who read all begin before anything is deleted
-            history.scheduler.wait(lambda: all(each.holds for each in self.readers))
         due = account.acknowledged[self.name]
         with contextlib.suppress(Exists), self._open() as writer:
             begin = writer.cursor or 0
@@ -113,7 +96,7 @@ class Stream:
 
     def _open(self) -> Writer:
         of_groups: Any = {"task": GROUPS, "features": add_parents({})} if self.groups else {}
-        return Writer(self.place, keep_parts=self.keep_parts, **of_groups)
+        return Writer(self.place, **of_groups)
 
     def start(self, writers: int = 1) -> None:
         """Starts writers that want to write at the same time, one after another."""
@@ -126,26 +109,22 @@ class Stream:
         self._foreign.check()
         with contextlib.suppress(Exists):  # what a loss of power brought back goes
             self._open().close()
-        last, due = Log(self.place).tail(), self.account.acknowledged[self.name]
-        assert last is not None
-        self.sealed = last.first + last.examples
+        self.sealed = Manifest.of(self.place).parts.total("examples")
+        due = self.account.acknowledged[self.name]
         self.account.require(
             due <= self.sealed <= len(self.examples),
             f"{self.name}: {self.sealed} examples are sealed, and {due} were acknowledged",
         )
-        if self.keep_parts is None:
-            whole = Corpus.open(self.place)
-            whole.verify()
-            found, due = positions_of(whole), self.due
-            same = [
-                np.array_equal(np.sort(one), np.sort(other))
-                for one, other in zip(found, due, strict=True)
-            ]
-            wrong = [number for number, each in enumerate(same) if not each]
-            self.account.require(not wrong, f"{self.name}: examples {wrong} are other ones")
+        whole = Corpus.open(self.place)
+        whole.verify()
+        same = [
+            np.array_equal(np.sort(one), np.sort(other))
+            for one, other in zip(positions_of(whole), self.due, strict=True)
+        ]
+        wrong: list[Any] = [number for number, each in enumerate(same) if not each]
+        self.account.require(not wrong, f"{self.name}: examples {wrong} are other ones")
         wrong = [n for n in contents(self.place) if re.match(r"\.(?!notes)|shards/(?!\.?notes)", n)]
-        ok = not wrong or self.keep_parts is not None
-        self.account.require(ok, f"{self.name}: {wrong} are left")
+        self.account.require(not wrong, f"{self.name}: {wrong} are left")
 
     @property
     def due(self) -> list[np.ndarray]:
@@ -187,7 +166,7 @@ class Foreign:
 
 
 class Run:
-    """A run that follows corpora, on hosts whose number changes; it restores states.
+    """A run on corpora, once they are finished, on hosts whose number changes; it restores states.
 
     It may hold examples out, and change its plan when it begins and when it goes on.
 
@@ -195,42 +174,33 @@ class Run:
         history: in which it happens.
         name: of the reader.
         streams: the corpora, one or two.
-        whole: the directory of a corpus that does not grow, for a mixture of several; None: none.
-        follows: whether it begins before the streams are finished.
+        whole: the directory of another corpus, for a mixture of several; None: none.
     """
 
     def __init__(
-        self,
-        history: History,
-        name: str,
-        streams: Sequence[Any],
-        whole: str | None,
-        follows: bool = True,
+        self, history: History, name: str, streams: Sequence[Any], whole: str | None = None
     ):
         chance = self._random = history.random
         self._history, self.name, self._streams, self._whole = history, name, streams, whole
-        self._account, self._follows = history.account, follows
+        self._account = history.account
         self._cache = f"{history.world.folder}/w/cache"
-        self._limit: int | None = None  # of bytes in it
+        self._limits: dict[str, int] = {}  # of bytes in it, by corpus
         mixed = len(streams) > 1 or whole is not None
         self._shapes = BUCKETS[: 2 if mixed else 3]
-        self._keeps = any(getattr(each, "keep_parts", None) is not None for each in streams)
         groups = any(getattr(each, "groups", False) for each in streams)
         self._choices = [each for each in OPTIONS if not (groups and "fill" in each.values())]
-        window = 10 if self._keeps else chance.choice([10, 20, 40])
-        options = {"window": window, **chance.choice(self._choices)}
+        options = {"window": chance.choice([10, 20, 40]), **chance.choice(self._choices)}
         # The first step and the options of each stage of the plan.
         self._stages = [(0, options | {"buckets": chance.choice(self._shapes)})]
-        self._hold_out = 0 if self._keeps else chance.choice([0, 0, 0.4])
-        self._held_out: dict[str, list[np.ndarray]] = {}  # by corpus, what was last seen
+        self._hold_out = chance.choice([0, 0, 0.4])
+        self._held_out: dict[str, list[np.ndarray]] = {}  # by corpus
         names = [*(each.name for each in streams), "c"]
         self._weights = {n: chance.choice([1, 2, 3]) for n in names} if mixed else None
-        self._epochs = chance.choice([1, 1, 1, 1, 2])
+        self._epochs = 1 if mixed else chance.choice([1, 1, 1, 3])
         self._save = chance.choice([1, 2, 5])
         self._pause = chance.choice([0, 0.01, 0.2])
         self._saved: dict[int, dict[int, Any]] = {}  # of this life: by host, states by step
         self._state: Any = None
-        self.holds = False
 
     def begin(self, life: int) -> list[Callable[[], Any]]:
         """What the hosts of a life do, which go on from the last state that all have saved."""
@@ -264,16 +234,10 @@ class Run:
         return self._saved[0][max(common)] if common else None
 
     def open(self) -> dict[str, Any]:
-        """The corpora, once something of each is sealed, or all of it."""
+        """The corpora, once they are finished."""
         corpora: dict[str, Any] = {}
         for each in self._streams:
-            if self._follows:
-                corpus: Any = open_growing(each.place)
-                for entry in corpus.log.entries(corpus.log.first()):
-                    self._account.see_part(each.name, entry)
-            else:
-                corpus = self._open_whole(each.name, each.place)
-            corpora[each.name] = self._split(each.name, corpus)
+            corpora[each.name] = self._split(each.name, self._open_whole(each.name, each.place))
         if self._whole is not None:
             corpora["c"] = self._open_whole("c", self._whole)
         return corpora
@@ -285,43 +249,33 @@ class Run:
             return Corpus.open(place)
         objects = self._history.world.storage.objects.items()
         sizes = [len(each[0]) for (_, key), each in objects if key.startswith(f"{name}/part-")]
-        self._limit = 2 * max(sizes) + 100
-        return Corpus.open(place, cache=self._cache, cache_bytes=self._limit)
+        self._limits[name] = limit = 2 * max(sizes) + 100
+        return Corpus.open(place, cache=self._cache, cache_bytes=limit)
 
     def _split(self, name: str, corpus: Any) -> Any:
-        """The corpus without the examples that are held out, which stay so as it grows."""
-        if not self._hold_out:
+        """The corpus without the examples that are held out, which are always the same."""
+        if not self._hold_out or len(corpus) < 3:  # of so few, none might be held out
             return corpus
         corpus, held_out = corpus.split(self._hold_out)
         found = positions_of(held_out)
-        for one, other in zip(found, self._held_out.get(name, []), strict=False):
+        for one, other in zip(found, self._held_out.setdefault(name, found), strict=True):
             self._account.require(np.array_equal(one, other), f"{name}: other examples held out")
-        self._held_out[name] = found
         return corpus
 
     def _plan(self, **hosts: int) -> Any:
         corpora = self.open()
-        every: Any = Corpora(corpora)
-        parts: Any = {n: each.log if each.grows else each for n, each in corpora.items()}
-        if self._weights is None:
-            (every,), (parts,) = corpora.values(), parts.values()
-        plan = Plan(parts, weights=self._weights, **self._stages[0][1])
+        (corpus,) = corpora.values() if self._weights is None else [Corpora(corpora)]
+        plan = Plan(corpus, weights=self._weights, **self._stages[0][1])
         for step, changes in self._stages[1:]:
             plan = plan.after(step, **changes)
-        return Batches(every, plan, **hosts).repeat(self._epochs).with_plans()
+        return Batches(corpus, plan, **hosts).repeat(self._epochs).with_plans()
 
     def read(self, host: int = 0, hosts: int = 1, *, live: bool = True) -> None:
         """Reads all batches from the state on."""
-        if self._keeps and not self.holds:
-            self._hold()
-            self.holds = True
         batches = self._plan(process_index=host, process_count=hosts)
         step = 0 if not live or self._state is None else batches.origin.resume(self._state)
         while step < len(batches):
-            try:
-                planned, batch = batches[step]
-            except Ended:
-                break
+            planned, batch = batches[step]
             begun = [each for start, each in self._stages if start <= step]
             shapes = [each["buckets"] for each in begun if "buckets" in each][-1]
             what = f"{self.name}: step {step} has {planned.bucket}"
@@ -334,24 +288,16 @@ class Run:
             if live and step % self._save == 0:
                 self._history.scheduler.point("save", f"{step}")
                 self._saved[host][step] = state
-                if self._keeps:
-                    self._hold()
             if live:
                 self._history.scheduler.wait(None, self._pause * self._random.expovariate(1))
         self._account.end(self.name, step)
 
     def _see_cache(self) -> None:
         """Refuses a cache that is larger than its limit."""
-        if self._limit is not None:
+        if limit := sum(self._limits.values()):
             paths = [*pathlib.Path(self._cache).rglob("*part-*")]
             size = sum(os.lstat(path).st_size for path in paths if os.path.lexists(path))
-            self._account.require(size <= self._limit, f"a cache has {size} > {self._limit} bytes")
-
-    def _hold(self) -> None:
-        """Protects the parts that the run needs if it goes on from its last state."""
-        state = self._last or self._state
-        number = state["plans"][0]["places"][""]["part"] if state else 0
-        Log(self._streams[0].place).hold(self.name.replace(" ", "-"), number)
+            self._account.require(size <= limit, f"a cache has {size} > {limit} bytes")
 
     def start(self) -> None:
         """Starts it."""
@@ -359,8 +305,7 @@ class Run:
 
     def check(self) -> None:
         """Compares with one who reads it all after the end."""
-        if not self._keeps:
-            self.read(live=False)
+        self.read(live=False)
         due = [each for stream in self._streams for each in stream.due]
         held_out = [each for name in self._held_out for each in self._held_out[name]]
         limit = len(self._streams) * FIRST_ID
@@ -369,20 +314,21 @@ class Run:
 
 
 def shrink() -> None:
-    """Makes parts and chapters small, in all processes."""
+    """Makes parts small, in all processes."""
     ragged.TOKENS_PER_PART, source.LEAST, source.BLOCK = 60, 200, 30
-    growing.CHAPTER, growing.LEAST_WINDOW = 3, 8
-    log.LOOK, log.SELDOM = 0.05, 20.0
     if not JOBS:
         prepare_references()
 
 
+NUMBER = Feature("example", dtype=np.int32)
+
+
 def streams(history: History, root: str) -> list[Callable[[], Any]]:
-    """Writers of one corpus or two, and runs that follow them; returns the checks."""
+    """Writers of one corpus or two, runs on them, and who adds a feature; returns the checks."""
     chance = history.random
-    names = chance.choice(["a", "a", "ab"])
-    keep = chance.choice([None, None, 1, 3]) if len(names) == 1 else None
-    every = [Stream(history, name, f"{root}/{name}", keep) for name in names]
+    names = chance.choice(["a", "a", "a", "ab"])
+    groups = len(names) == 1 and chance.random() < 0.3
+    every = [Stream(history, name, f"{root}/{name}", groups) for name in names]
     whole = None
     if len(names) > 1:
         whole = f"{root}/c"
@@ -395,13 +341,28 @@ def streams(history: History, root: str) -> list[Callable[[], Any]]:
         history.keep("whole", make)
     for each in every:
         each.start(chance.choice([1, 1, 2]))
-    few = [1, 2] if keep else [0, 1, 1, 2]
-    runs = [Run(history, f"run {n}", every, whole) for n in range(chance.choice(few))]
-    for each in every:
-        each.readers = runs
+    runs = [Run(history, f"run {n}", every, whole) for n in range(chance.choice([0, 1, 1, 2]))]
     for run in runs:
         run.start()
-    return [*(each.check for each in every), *(run.check for run in runs)]
+    first = every[0]
+
+    def add() -> None:
+        history.scheduler.wait(lambda: first.name in history.account.finished)
+        corpus = Corpus.open(first.place)
+        corpus.with_features({"number": range(len(corpus))}, features={"number": NUMBER})
+
+    def check() -> None:
+        add()
+        corpus = Corpus.open(first.place, features=["number"])
+        numbers = np.arange(len(corpus))
+        found = corpus.read_examples(numbers, ["number"])["number"].ravel()
+        history.account.require(np.array_equal(found, numbers), f"the feature is {found}")
+
+    adds = chance.choice([0, 0, 1, 2])
+    for number in range(adds):
+        history.keep(f"add {number}", add)
+    checks = [*(each.check for each in every), *(run.check for run in runs)]
+    return [*checks, check] if adds else checks
 
 
 class Documents:
@@ -450,7 +411,7 @@ class Repeating:
 class Preparation:
     """A corpus that processes prepare together, some of them shares of it.
 
-    It is followed as a `Stream` is; its tokens come more than once.
+    A run reads it as it reads a `Stream`; its tokens come more than once.
     """
 
     name = "a"
@@ -473,6 +434,7 @@ class Preparation:
         with self._unless_edited():
             prepare_job(self._job, self.place, engine=self._engine, progress=False)
             self._ended = True
+            self._history.account.finished.add(self.name)
             self._source.edits = int(self._edited)  # at the latest, while shares still run
 
     def share(self, number: int) -> None:
@@ -545,11 +507,11 @@ def prepare_references() -> None:
 
 
 def preparations(history: History, root: str) -> list[Callable[[], Any]]:
-    """A corpus that is prepared by several, and runs that follow it; returns the checks."""
+    """A corpus that is prepared by several, and runs on it; returns the checks."""
     number = history.random.choice([0, 1])
     made = Preparation(history, f"{root}/a", not number and history.random.random() < 0.5)
     made.start()
-    runs = [Run(history, f"run {n}", [made], None) for n in range(number)]
+    runs = [Run(history, f"run {n}", [made]) for n in range(number)]
     for run in runs:
         run.start()
     return [made.check, *(run.check for run in runs)]
@@ -661,39 +623,9 @@ def files(history: History, root: str) -> list[Callable[[], Any]]:
     return [one.check, foreign.check]
 
 
-NUMBER = Feature("example", dtype=np.int32)
-
-
-def finished_corpora(history: History, root: str) -> list[Callable[[], Any]]:
-    """A finished corpus, runs on it and those who add a feature; returns the checks."""
-    stream = Stream(history, "a", f"{root}/a", groups=history.random.random() < 0.4)
-    stream.start()
-    numbers = range(history.random.choice([1, 2]))
-    runs = [Run(history, f"run {n}", [stream], None, follows=False) for n in numbers]
-    for run in runs:
-        run.start()
-
-    def add() -> None:
-        history.scheduler.wait(lambda: stream.name in history.account.finished)
-        corpus = Corpus.open(stream.place)
-        corpus.with_features({"number": range(len(corpus))}, features={"number": NUMBER})
-
-    def check() -> None:
-        add()
-        corpus = Corpus.open(stream.place, features=["number"])
-        every = np.arange(len(corpus))
-        found = corpus.read_examples(every, ["number"])["number"].ravel()
-        history.account.require(np.array_equal(found, every), f"the feature is {found}")
-
-    for number in range(history.random.choice([0, 1, 2])):
-        history.keep(f"add {number}", add)
-    return [stream.check, *(run.check for run in runs), check]
-
-
 SCENARIOS: dict[str, Callable[[History, str], list[Callable[[], Any]]]] = {
     "streams": streams,
     "preparations": preparations,
-    "finished": finished_corpora,
     "locks": locks,
     "files": files,
 }

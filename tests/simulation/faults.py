@@ -4,7 +4,9 @@ import contextlib
 import os
 from typing import Any
 
-from pipeline.corpus import log
+from pipeline.corpus.log import record_path
+from pipeline.corpus.manifest import read_entries, write_entries
+from pipeline.corpus.writer import Writer
 from pipeline.fs import atomic, objects
 
 
@@ -40,18 +42,19 @@ def seal_before_data() -> None:
 
 def store_the_cursor_after_parts() -> None:
     """A record is written with the cursor before it, and then again."""
-    append = log.Log.append
+    seal = Writer._seal
 
-    def twice(mine: Any, some: Any, cursor: Any = None, *, last: bool = False) -> None:
-        key, before = mine._key, mine.tail()
-        append(mine, some, before.cursor if before else 0, last=last)
-        if not last:
-            path = log.record_path(mine.directory, *key)
-            entries = log.read_entries(path, path.read_bytes())
+    def twice(mine: Any, cursor: Any, *, last: bool = False) -> None:
+        number, before = len(mine._sealed), mine.cursor or 0
+        seal(mine, before, last=last)
+        if not last and len(mine._sealed) > number:
+            path = record_path(mine.directory, 0, number)
+            entries = read_entries(path, path.read_bytes())
             with contextlib.suppress(KeyError):
-                log.write_entries(path, entries | {"next": [cursor]})
+                write_entries(path, entries | {"next": [cursor]})
+            mine.cursor = cursor
 
-    log.Log.append = twice
+    Writer._seal = twice
 
 
 def write_without_the_lock() -> None:

@@ -139,7 +139,6 @@ class History:
             self.account.counts["power losses"] += 1
             for process in [*self._running]:
                 self.scheduler.kill(process, "loses power")
-            self.account.lose_power()
             for line in really(self.disk.lose_power):
                 self.scheduler.note(line)
 

@@ -32,7 +32,6 @@ from tests.simulation.storage import Bucket, Storage, open_reader
 
 # Globals of modules that each process has for itself.
 STATE = [
-    ("pipeline.corpus.log", "_failures"),
     ("pipeline.fs.lease", "_held"),
     ("pipeline.fs.objects", "guards"),
 ]
