@@ -21,7 +21,6 @@ EXAMPLES = 10
 
 # Two processes can share them; of one corpus, the last batches of an epoch may be smaller.
 TEXT = (Bucket(4, 16), Bucket(2, 40)), (Bucket(2, 48),)
-TAILED = ((Bucket(4, 16), Bucket(2, 16), Bucket(6, 44), Bucket(4, 44), Bucket(2, 44)),)
 PAIRED = (Bucket(4, (24, 12)), Bucket(2, (40, 36))), (Bucket(2, (48, 48)),)
 
 KINDS = ["arrays", "weighted", "cached", "masked"]
@@ -55,9 +54,7 @@ def runs(draw):
     whole = kind in PAIRS + GROUPS
     overflows = ["drop"] + ["truncate"] * (kind not in GROUPS) + ["split"] * (not whole)
     options = {
-        "buckets": st.sampled_from(
-            PAIRED if kind in PAIRS else TEXT + TAILED * (form in ("alone", "split"))
-        ),
+        "buckets": st.sampled_from(PAIRED if kind in PAIRS else TEXT),
         "seed": st.integers(0, 9),
         "shuffle": st.booleans(),
         "overflow": st.sampled_from(overflows),
