@@ -158,30 +158,34 @@ def _tabulate(stage: Stage, counts: Counts) -> list[str]:
             f"{OVERFLOW[str(options.overflow)]}: {counted(losses['overlong'], 'example')} "
             f"longer than {longest}, {counted(losses['lost'], 'position')} lost"
         )
-        if warning := warn_of_split(stage):
+        if warning := warn_of_loss(stage):
             lines.append(warning)
     return lines
 
 
-def warn_of_split(stage: Stage) -> str:
-    """A sentence if a stage splits examples some of whose positions have no loss; "" if not."""
+def warn_of_loss(stage: Stage) -> str:
+    """A sentence if a stage cuts examples some of whose positions have no loss; "" if not."""
     streams = [stream for stream in stage.streams if stream.lengths.partly_learnt]
     count = sum(len(stream.whole.layout.pieces.overlong) for stream in streams)
-    if not count or stage.options.overflow != "split":
+    what = {
+        "split": "split: all pieces but the first lack the beginning, and some may have no loss",
+        "truncate": "truncated: what is cut may be all that has loss, such as an answer",
+    }
+    if not count or stage.options.overflow not in what:
         return ""
     return (
-        f"{counted(count, 'example')} with positions without loss, such as a prompt, split: all "
-        "pieces but the first lack the beginning; overflow='drop' leaves these examples out, and a "
-        "longer bucket keeps them whole"
+        f"{counted(count, 'example')} with positions without loss, such as a prompt, "
+        f"{what[stage.options.overflow]}; overflow='drop' leaves these examples out, and a longer "
+        "bucket keeps them whole"
     )
 
 
 def warn_of_overflow(stage: Stage) -> str:
-    """A sentence if a stage drops, truncates or, as above, splits examples; "" if not."""
+    """A sentence if a stage drops or truncates examples, or cuts those of which parts have loss."""
     overflow = stage.options.overflow
     count = sum(len(stream.whole.layout.pieces.overlong) for stream in stage.streams)
-    if not count or overflow not in ("drop", "truncate"):
-        return warn_of_split(stage)
+    if (warning := warn_of_loss(stage)) or not count or overflow not in ("drop", "truncate"):
+        return warning
     return (
         f"{counted(count, 'example')} longer than {stage.options.buckets[-1]}, {OVERFLOW[overflow]}"
         f" (overflow={overflow!r}); a longer bucket keeps them whole"

@@ -121,6 +121,11 @@ def test_scores_cover_examples_without_loss(corpus, tmp_path):
     [
         ([[0] * 3 + [1] * 9], "split", "positions without loss, such as a prompt, split: "),
         ([[0] * 9 + [1] * 3], "split", "positions without loss, such as a prompt, split: "),
+        (
+            [[0] * 9 + [1] * 3, [0, 1]],
+            "truncate",
+            "truncated: what is cut may be all that has loss",
+        ),
         ([[0] * 3 + [1] * 9, [0, 1]], "drop", "1 example longer than 1x6, dropped"),
         ([[0, 1, 1]], "split", ""),
     ],
