@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from pipeline.planning.balance import balance
+from pipeline.planning.bucket import Bucket
 from pipeline.planning.cache import WindowCache
 from pipeline.planning.layout import ranges
 from pipeline.planning.lengths import weigh
@@ -62,12 +63,12 @@ class Assembly:
             self._asked = step
         if len(steps) == 1:
             bucket, taken = self._schedule.at(step)
-            rows = self._gather(bucket, taken)
-            return self._make_batch(rows, bucket, None, self._schedule.epoch_of(step))
-        return self._make_batch(*self._blocks.get(steps, 1, self._assemble, steps)[step])
+            rows, shape = self.gather(bucket, taken), self._options.buckets[bucket]
+            return self.make_batch(rows, shape, None, self._schedule.epoch_of(step))
+        return self.make_batch(*self._blocks.get(steps, 1, self._assemble, steps)[step])
 
-    def _assemble(self, steps: range) -> dict[int, tuple["_Gathered", int, np.ndarray, int]]:
-        """The arguments of `_make_batch` for each of a block of steps.
+    def _assemble(self, steps: range) -> dict[int, tuple["Gathered", Bucket, np.ndarray, int]]:
+        """The arguments of `make_batch` for each of a block of steps.
 
         The rows of each bucket are gathered at once.
         """
@@ -81,19 +82,19 @@ class Assembly:
             for number, first, count, _ in taken:
                 _, begin, before = joined.get(number, (number, first, 0))
                 joined[number] = number, begin, before + count
-            rows = self._gather(bucket, joined.values())
+            rows, shape = self.gather(bucket, joined.values()), self._options.buckets[bucket]
             owners = np.repeat([n for *_, n in taken], [count for _, _, count, _ in taken])
             if self._options.tiers > 1:
                 owners = self._sort_tiers(rows.costs, owners, steps.start, bucket)
             edges = np.bincount(owners).cumsum()[:-1]
             numbers = np.split(owners.argsort(kind="stable"), edges)
             for step, of_step in zip(mine, numbers, strict=True):
-                found[step] = rows, bucket, of_step, epoch
+                found[step] = rows, shape, of_step, epoch
         return found
 
-    def _gather(self, bucket: int, taken: Iterable[tuple[int, int, int]]) -> "_Gathered":
+    def gather(self, bucket: int, taken: Iterable[tuple[int, int, int]]) -> "Gathered":
         """The rows of a bucket in the ranges `taken`, which are as in `Schedule.at`."""
-        return _Gathered(
+        return Gathered(
             [
                 (number, rows)
                 for number, first, count in taken
@@ -117,12 +118,11 @@ class Assembly:
         owners[(-costs).argsort(kind="stable")] = order.repeat(sizes[order])
         return owners
 
-    def _make_batch(
-        self, rows: "_Gathered", bucket: int, mine: np.ndarray | None, epoch: int
+    def make_batch(
+        self, rows: "Gathered", shape: Bucket, mine: np.ndarray | None, epoch: int
     ) -> PlannedBatch:
-        """A batch of all of `rows` or of those with the numbers `mine`."""
+        """A batch of some shape, of all of `rows` or of those with the numbers `mine`."""
         costs = rows.costs if mine is None else rows.costs[mine]
-        shape = self._options.buckets[bucket]
         order, places = balance(costs, shape.rows)
         order = order if mine is None else mine[order]
         times, segments = rows.spans(order)
@@ -141,7 +141,7 @@ class Assembly:
         return PlannedBatch(shape, segments, epoch, epochs, sources, self._options.align)
 
 
-class _Gathered:
+class Gathered:
     """Rows of one bucket, from `parts`: pairs of a stream's number and its rows.
 
     Attributes:

@@ -15,10 +15,8 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import InvalidValue
-from pipeline.planning.balance import balance
 from pipeline.planning.bucket import Bucket, as_buckets, as_shapes
 from pipeline.planning.figures import Counts
-from pipeline.planning.layout import ranges
 from pipeline.planning.lengths import AnyLengths, weigh
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
@@ -36,36 +34,36 @@ def plan_update(lengths: AnyLengths, buckets: Iterable[Bucket], **options: Any) 
     >>> [str(plan.batch(step).bucket) for step in range(plan.num_batches())]
     ['4x4', '2x4', '1x4']
     """
-    groups, units = group_tails(buckets)
-    plan = Plan(lengths, units, shuffle=False, tiers=ALL_STEPS, **options)
+    groups = group_tails(buckets)
+    # Of each length, batches can lack multiples of so many rows.
+    units = [math.gcd(*(bucket.rows for bucket in group)) for group in groups]
+    shapes = [dataclasses.replace(g[0], rows=n) for g, n in zip(groups, units, strict=True)]
+    plan = Plan(lengths, shapes, shuffle=False, tiers=ALL_STEPS, **options)
     return plan if all(len(group) == 1 for group in groups) else Tailed.of(plan, groups)
 
 
-def group_tails(buckets: Iterable[Bucket]) -> tuple[tuple[Group, ...], tuple[Bucket, ...]]:
-    """The buckets of each length; and buckets of as many rows as batches of the length can lack.
+def group_tails(buckets: Iterable[Bucket]) -> tuple[Group, ...]:
+    """The buckets of each length.
 
-    >>> group_tails([Bucket(4, 16), Bucket(2, 16), Bucket(2, 32)])[1]
-    (Bucket(rows=2, length=16), Bucket(rows=2, length=32))
+    >>> [len(group) for group in group_tails([Bucket(4, 16), Bucket(2, 16), Bucket(2, 32)])]
+    [2, 1]
     """
     shapes = as_shapes(buckets)
-    groups = [tuple(g) for _, g in itertools.groupby(shapes, lambda each: each.lengths)]
-    first = as_buckets([group[0] for group in groups])
+    groups = tuple(tuple(g) for _, g in itertools.groupby(shapes, lambda each: each.lengths))
+    as_buckets(group[0] for group in groups)
     if any(more.rows <= fewer.rows for g in groups for more, fewer in itertools.pairwise(g)):
         raise InvalidValue(
             f"buckets are {', '.join(map(str, shapes))}; those of one length must descend by rows: "
             "the first holds full batches, the others the last rows"
         )
-    units = [math.gcd(*(bucket.rows for bucket in group)) for group in groups]
-    return tuple(groups), tuple(
-        dataclasses.replace(bucket, rows=rows) for bucket, rows in zip(first, units, strict=True)
-    )
+    return groups
 
 
 class Tailed(Plan):
     """The first epoch of a plan, with its rows sorted by cost and dealt to the buckets of `groups`.
 
     Attributes:
-        groups: the buckets of each length, whose batches have multiples of the plan's rows.
+        groups: the buckets of each length, in the order of the plan's buckets.
     """
 
     groups: Sequence[Group]
@@ -80,31 +78,17 @@ class Tailed(Plan):
 
     @functools.cached_property
     def _batches(self) -> list[PlannedBatch]:
-        (stage,) = self.stages
-        every = [stage.assembly.batch(step) for step in range(super().first_step(1))]
-        trees, found = stage.members[""].trees, list[PlannedBatch]()
-        for group in self.groups:
-            mine = [batch for batch in every if batch.bucket.lengths == group[0].lengths]
-            if not mine:
+        (stage,), found = self.stages, list[PlannedBatch]()
+        (stream,), assembly = stage.streams, stage.assembly
+        for index, (group, count) in enumerate(zip(self.groups, stream.whole.rows, strict=True)):
+            if not count:
                 continue
-            segments = np.concatenate([batch.segments for batch in mine])
-            costs = weigh(segments[:, 3:] ** 2, self.options.costs).astype(np.int64)
-            if trees is not None:
-                _, branches, of_groups = trees[segments[:, 1]].T
-                costs = np.where(branches > 0, of_groups, costs)
-            new = [np.diff(batch.segments[:, 0], prepend=-1) > 0 for batch in mine]
-            starts = np.flatnonzero(np.concatenate(new))
-            sizes, costs = np.diff(starts, append=len(segments)), np.add.reduceat(costs, starts)
-            sorted_rows, first = (-costs).argsort(kind="stable"), 0
-            for bucket, number in zip(group, count_batches(len(starts), group), strict=True):
+            rows = assembly.gather(index, [(0, 0, int(count))])
+            order = (-rows.costs).argsort(kind="stable")
+            for bucket, number in zip(group, count_batches(len(order), group), strict=True):
                 for _ in range(number):
-                    rows = sorted_rows[first : first + bucket.rows]
-                    first += bucket.rows
-                    order, places = balance(costs[rows], bucket.rows)
-                    rows = rows[order]
-                    taken = segments[ranges(starts[rows], sizes[rows])]
-                    taken[:, 0] = places.repeat(sizes[rows])
-                    found.append(PlannedBatch(bucket, taken, align=self.options.align))
+                    mine, order = order[: bucket.rows], order[bucket.rows :]
+                    found.append(assembly.make_batch(rows, bucket, mine, epoch=0))
         return found
 
     def batch(self, step: int) -> PlannedBatch:
@@ -115,10 +99,20 @@ class Tailed(Plan):
         """See `Plan`; there is one epoch."""
         return len(self._batches) * (epoch > 0)
 
+    @functools.cached_property
+    def identity(self) -> Any:
+        """See `Plan`."""
+        return {**super().identity, "buckets": "+".join(map(str, self.buckets))}
+
     @property
     def buckets(self) -> tuple[Bucket, ...]:
         """See `Plan`; also those that no step has."""
         return tuple(itertools.chain.from_iterable(self.groups))
+
+    @property
+    def batches_per_bucket(self) -> dict[Bucket, int]:
+        """See `Plan`."""
+        return self.count(0, len(self._batches)).batches
 
     def _most_in_row(self, name: str) -> dict[Bucket, int]:
         most = {bucket.lengths: number for bucket, number in super()._most_in_row(name).items()}
@@ -146,18 +140,14 @@ def count_batches(rows: int, group: Group) -> list[int]:
     >>> count_batches(77, (Bucket(32, 9), Bucket(8, 9), Bucket(4, 9)))  # 13 as 8 + 8
     [2, 2, 0]
     """
-    unit = math.gcd(*(bucket.rows for bucket in group))
-    sizes = [bucket.rows // unit for bucket in group]
-    whole, last = divmod(-(-rows // unit), sizes[0])
-    # For each number of units of rows, the batches of each bucket of the fewest that they fill.
-    ways: list[list[int] | None] = [[0] * len(sizes)]
+    sizes = [bucket.rows for bucket in group]
+    whole, last = divmod(rows, sizes[0])
+    # By the number of rows that batches can fill, how many of each bucket are the fewest.
+    ways = {0: [0] * len(sizes)}
     for count in range(1, last + sizes[-1]):
-        before = [
-            (sum(way) + 1, number, way)
-            for number, size in enumerate(sizes)
-            if size <= count and (way := ways[count - size]) is not None
-        ]
-        fewest = min(before, default=None)
-        ways.append(fewest and [n + (i == fewest[1]) for i, n in enumerate(fewest[2])])
-    found = next(way for way in ways[last:] if way is not None)
+        before = [(sum(ways[count - n]), i) for i, n in enumerate(sizes) if count - n in ways]
+        if before:
+            _, used = min(before)
+            ways[count] = [n + (i == used) for i, n in enumerate(ways[count - sizes[used]])]
+    found = next(ways[count] for count in itertools.count(last) if count in ways)
     return [found[0] + whole, *found[1:]]

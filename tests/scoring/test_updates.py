@@ -1,5 +1,6 @@
 """Updates: what is packed comes back, example by example, in shapes that stay."""
 
+import collections
 import itertools
 
 import jax.numpy as jnp
@@ -115,6 +116,8 @@ def test_tails_hold_the_last_rows_of_each_length_and_each_position_comes_once(co
     assert plan.padding == pytest.approx(1 - lengths.sum() / positions)
     assert plan.padding <= without.padding
     assert plan.buckets == tuple(tailed)
+    used = collections.Counter(batch.bucket for batch in batches)
+    assert plan.batches_per_bucket == {bucket: used[bucket] for bucket in tailed}
     for wrong in (tailed[::-1], (*tailed, tailed[-1])):
         with pytest.raises(ValueError, match=r"must (ascend by length|descend by rows)"):
             plan_update(lengths, wrong)
