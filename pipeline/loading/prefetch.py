@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from pipeline.errors import InvalidState, InvalidValue, Late, OutOfRange
+from pipeline.errors import InvalidState, InvalidValue, Late
 
 T = TypeVar("T")
 
@@ -20,10 +20,6 @@ T = TypeVar("T")
 AT_MOST = 0.5
 
 PACKAGE = __name__.partition(".")[0] + "."
-
-
-class Ended(OutOfRange):
-    """A step after the last one."""
 
 
 class Prefetch(Generic[T]):
@@ -74,21 +70,17 @@ class Prefetch(Generic[T]):
 
     def next(self, seconds: float | None = None) -> T:
         """The next element; raises the error of its step, or `Late` after `seconds`."""
-        try:
-            return self._take(seconds)
-        except Ended:
-            raise StopIteration from None
-
-    def _take(self, seconds: float | None) -> T:
         begin = time.monotonic()
         self._require_open()
         if not self._count:
             with self._in_turn:
-                here = self._make_step(self.step)
+                self._require_more()
+                here = self._make(self.step)
                 self.step += 1
                 return here
         with self._changed:
             while self.step not in self._ready:
+                self._require_more()
                 self.start()
                 left = None if seconds is None else begin + seconds - time.monotonic()
                 if left is not None and left <= 0:
@@ -108,6 +100,10 @@ class Prefetch(Generic[T]):
                 return element  # type: ignore[return-value]
             self._forget()
         raise error
+
+    def _require_more(self) -> None:
+        if self.step >= self._end:
+            raise StopIteration
 
     def start(self) -> None:
         """Begins to make elements now."""
@@ -163,11 +159,11 @@ class Prefetch(Generic[T]):
                     self._size, self._waiting
                 ):
                     self._changed.wait()
-                if own not in self._threads:
+                if own not in self._threads or self._next >= self._end:
                     return
                 step, self._next = self._next, self._next + 1
             try:
-                element = self._make_step(step)
+                element = self._make(step)
             except BaseException as raised:  # SystemExit, too, or its consumer would wait for ever
                 error = raised
             with self._changed:
@@ -175,11 +171,6 @@ class Prefetch(Generic[T]):
                     self._ready[step] = element, error
                     self._changed.notify_all()
             element = None  # its memory is the consumer's
-
-    def _make_step(self, step: int) -> T:
-        if step >= self._end:
-            raise Ended(f"step is {step:,}, and there are {self._end:,}")
-        return self._make(step)
 
     def _say(self, seconds: float | None) -> str:
         alive = [each.ident for each in (*self._left, *self._threads) if each.is_alive()]
