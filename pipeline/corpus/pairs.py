@@ -123,6 +123,6 @@ def open_corpus(
         raise InvalidValue(f"{os.fspath(directory)} {call_for(directory, form)}")
     raise missing or InvalidValue(
         f"{os.fspath(place)} is a file; give the directory of a corpus (to make one from text: "
-        "lockstep prepare 'data/*.txt' --into corpus), or for columns of tokens --tokens parquet "
+        "lockstep prepare 'data/*.txt' --into corpus), or for ids in an Arrow file --tokens arrow "
         "column=NAME"
     )

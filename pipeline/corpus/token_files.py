@@ -220,7 +220,7 @@ def _open_flat(path: epath.Path, dtype: Any, skip: int) -> tuple[np.ndarray, int
     count = int.from_bytes(head[:4], "little")
     if bytes(content[4 + 4 * count : 8 + 4 * count]) == content.size.to_bytes(8, "little")[:4]:
         raise InvalidValue(
-            f"{name} begins with the places of {count:,} items, as chunks of LitData and MDS do; "
+            f"{name} begins with the places of {count:,} items, as shards of other programs do; "
             "give files of ids alone, or the examples that its reader returns to Corpus.from_arrays"
         )
     try:

@@ -186,7 +186,7 @@ class Batches(StepDataset):
             )
         self.features = _choose_features(corpus, features)
         of_examples = [n for n, each in self.features.items() if each.per_example]
-        cuts = "fill" in {plan.options.packing, *(each.options.packing for each in plan.stages)}
+        cuts = any(stage.options.packing == "fill" for stage in plan.stages)
         if cuts and (uncut := [name for name in of_examples if name != EXAMPLE_ID]):
             raise InvalidValue(
                 f"packing is 'fill', which cuts examples, but {uncut[0]!r} is a feature of whole "

@@ -173,9 +173,9 @@ class Fit:
         lengths: AnyLengths,
         *,
         tokens_per_batch: int,
-        max_length: MaxLength = None,
-        row_multiple: int = 1,
-        members: tuple[Exclude, Weights | None, By] = ((), None, "tokens"),
+        max_length: MaxLength,
+        row_multiple: int,
+        members: tuple[Exclude, Weights | None, By],
         **options: Unpack[PackingOptions],
     ):
         exclude, weights, by = members

@@ -53,10 +53,11 @@ class Interval:
     # int64 [buckets, streams], the rows at the end of a pass, whose last batches may be short; or
     # `NEVER`.
     most_rows: np.ndarray
-    # For each bucket, the rows of each of several streams in a step, times `per_step`.
+    # Of several streams: for each bucket, the rows of each in a step, times `per_step`; and one
+    # past the last step, or None if the interval never ends.
     shares: Sequence[Sequence[int]] = ()
     per_step: int = 1
-    end: int | None = None  # one past the last step; None if the interval never ends
+    end: int | None = None
 
     @property
     def start(self) -> int:
@@ -227,7 +228,6 @@ class Single(Schedule):
             Quota(counts.tolist(), first=first),
             [Quota([1])] * len(counts),
             begin.rows + leg.planned.rows[:, None],
-            end=begin.step + steps,
         )
 
     def epoch_of(self, step: int) -> int:

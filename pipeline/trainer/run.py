@@ -235,9 +235,8 @@ class Run(contextlib.ExitStack):
 
     def log_step(self, step: int, values: Mapping[str, jax.Array]) -> None:
         """Records a step that the device has begun, on the last batch of the loader."""
-        planned = self._loader.planned
-        more = self._loader.traffic()
-        self.log.add(step, planned, {**values, **more}, flops=self._flops(planned))
+        planned, traffic = self._loader.planned, self._loader.traffic()
+        self.log.add(step, planned, {**values, **traffic}, flops=self._flops(planned))
 
     def log_skipped(self, step: int) -> None:
         """Records a step whose batch is skipped."""

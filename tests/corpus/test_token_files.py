@@ -159,12 +159,12 @@ def test_flat_files_whose_layout_is_unknown_are_refused(tmp_path, caplog):
     with pytest.raises(ValueError, match=r"a.npy holds more than ids. It is a NumPy array; give"):
         InPlace.flat(tmp_path / "a.npy", dtype="int64", end=1)
     content = np.arange(1, 9, dtype="uint16").tobytes()
-    places = struct.pack("<4I", 2, 16, 20, 32)  # of LitData, and of MDS
+    places = struct.pack("<4I", 2, 16, 20, 32)
     for other, sentence in (
         (b"LITPKDS\0" + bytes(40), "It is a packed file of LitGPT"),
         (gzip.compress(content), "It is gzip; unpack it first"),
         (b"version https://git-lfs.github.com/spec/v1\n", "It is a Git LFS pointer"),
-        (places + content, "begins with the places of 2 items, as chunks of LitData and MDS do"),
+        (places + content, "begins with the places of 2 items, as shards of other programs do"),
     ):
         path.write_bytes(other)
         with pytest.raises(ValueError, match=sentence):

@@ -35,7 +35,7 @@ ODD += [
 ODD += ["a" * 70, "9" * 5000, "part-000000-00000.arrow"]
 HALF = ["\ud800", "a\udfff"]  # JSON can spell these, and UTF-8 cannot
 # Texts that some option takes.
-WORDS = "best_fit fill none split truncate drop error dense segment tokens examples repeat stop"
+WORDS = "best_fit fill none split truncate drop error dense segment tokens examples"
 WORDS += " user assistant text jsonl always bytes"
 
 texts = st.sampled_from(ODD) | st.text(max_size=12) | st.sampled_from(WORDS.split())
