@@ -85,7 +85,7 @@ def test_what_is_damaged_is_a_sentence_and_is_not_read(damage, sentence, tmp_pat
 @pytest.mark.parametrize(
     ("damage", "place"), [(cut, record), (lambda path: flip(path, 100), record), (cut, part)]
 )
-def test_a_writer_does_not_go_on_after_a_tail_that_is_damaged(damage, place, tmp_path):
+def test_a_writer_does_not_go_on_where_the_last_record_or_part_is_damaged(damage, place, tmp_path):
     path = place(write(tmp_path), 4)
     damage(path)
     before = sorted(tmp_path.iterdir())
