@@ -58,7 +58,7 @@ def _open(arguments: argparse.Namespace, *, tokens: bool = False) -> tuple[Any, 
         dataset = open_dataset(paths, lengths=getattr(arguments, "lengths", True))
     if tokens and dataset.corpus is None:
         raise InvalidState(
-            f"{arguments.command} needs a finished corpus with its tokens, not {dataset.name}; "
+            f"{arguments.command} needs a corpus with its tokens, not {dataset.name}; "
             "give the directory of one, the work directory of a run, or a config"
         )
     return dataset, Options({**dataset.options, **given}).for_lengths(dataset.lengths)

@@ -72,7 +72,7 @@ UNWRITABLE = (
         *((["report", f"FOLDER/{name}"], name) for name in FILES),
         (["report", "FOLDER/some.npy"], "hold lengths or tokens; add --lengths if .* or --tokens"),
         (["report", "FOLDER"], "no corpus in .* itself, but in .*sub; give one"),
-        (["show", "FOLDER/some.npy"], "show needs a finished corpus with its tokens"),
+        (["show", "FOLDER/some.npy"], "show needs a corpus with its tokens"),
         (["report", "hdfs://a/b"], "hdfs://a/b is on no storage that Lockstep knows; give a local"),
         (["check", "FOLDER/a/sub", "--max-length", "-1"], "--max-length is -1"),
         (["prepare", "a.txt"], "--into is missing; give the directory of the corpus"),
