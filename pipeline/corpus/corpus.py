@@ -131,9 +131,9 @@ class Corpus(SingleCorpus):
             self.lengths = read_lengths(place / LENGTHS, manifest)
         else:
             stores = self._open_caches(folders, pathlib.Path(cache).expanduser(), cache_bytes)
-        self.files = manifest.parts.numbers("examples")
+        self.files = examples = manifest.parts.numbers("examples")
         columns = {**manifest.of_tokens, **self.features}
-        self.reader = Reader(self.task, self.lengths, self.files, columns, stores)
+        self.reader = Reader(self.task, self.lengths, examples, columns, stores)
 
     def _open_caches(
         self, folders: Sequence[Added], directory: pathlib.Path, max_bytes: int | None
