@@ -1,0 +1,254 @@
+"""Packing: from a histogram of sizes to rows of several buckets.
+
+A packer fills buckets from the longest to the shortest. Segments too long for any shorter bucket
+open rows, shorter segments fill these rows, and the rest go to the next shorter bucket. Then, from
+the shortest bucket to the longest, the emptiest rows are packed again into a longer bucket: rows
+with much room, if that costs less, and surplus rows, too few for another batch. So at most one
+batch, of the longest bucket, is not full.
+"""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol, get_args
+
+import numpy as np
+
+from pipeline.planning.exact import Work, fill_exactly
+from pipeline.planning.gaps import Cuts, count_cuts, fill_rows, remove_rows
+from pipeline.planning.lengths import weigh
+from pipeline.planning.patterns import Packed, Pattern, best_fit, count_rows, count_segments
+from pipeline.planning.vectors import best_fit_vectors
+
+Packing = Literal["best_fit", "fill", "none"]
+PACKINGS: tuple[Packing, ...] = get_args(Packing)
+
+# Whether a model computes the scores of all positions of a row, or skips other segments.
+Attention = Literal["dense", "segment"]
+ATTENTIONS: tuple[Attention, ...] = get_args(Attention)
+
+# Rows less full than this share are packed again into longer ones, if that costs less.
+FULL_ENOUGH = 0.9
+
+# Vectors are tried for lengths if rows that reach `max_segments` leave this share of all positions
+# empty: they take a hundred times as long.
+WORTH_VECTORS = 0.01
+
+# Rows are filled exactly if best fit needs more than this share over full rows.
+WORTH_EXACT = 0.001
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """The rows that a packer fills, and what they cost. Lengths are in units of `align` columns."""
+
+    rooms: np.ndarray  # int64 [buckets, sides], the lengths of each bucket, which ascend
+    rows: tuple[int, ...]  # of a batch of each bucket
+    prices: tuple[float, ...]  # of a row of each bucket
+    weights: tuple[float, ...]  # what a unit of each side counts in the fill of a row
+    max_segments: int | None = None  # in a row
+    used: Sequence[int] | None = None  # the numbers of the buckets that may have rows; None: all
+
+
+class Packer(Protocol):
+    """Packs histograms into rows; made of `Rules` and the units of each size, [sizes, sides]."""
+
+    def pack(self, counts: np.ndarray, surplus: Sequence[int] | None = None) -> Packed:
+        """The rows of a histogram, the segments of each size: int64 [sizes]; index 0 is ignored.
+
+        `surplus` has the number of surplus rows of each bucket, if later rows continue the batches;
+        None: the number of rows that fill no batch.
+        """
+        ...
+
+
+# The rows of each bucket; and a search for the rows of one, which removes their segments from the
+# remaining ones, and is given the number of the bucket and which sizes may open a row.
+Placed = list[list[Pattern]]
+Search = Callable[[np.ndarray, int, np.ndarray], list[Pattern] | None]
+
+
+class BestFit:
+    """Rows of whole examples: by best fit, or filled exactly where that costs less.
+
+    A limit on segments is one more side of vectors; for lengths only if that costs less.
+    """
+
+    def __init__(self, rules: Rules, sizes: np.ndarray, *, exactly: bool = True):
+        """`exactly=False` packs by best fit alone, which takes less time."""
+        self._rules, self._sizes = rules, sizes
+        self._one = sizes.shape[1] == 1
+        self._exactly = exactly and self._one and rules.max_segments is None
+        self._fills, self._rooms = (weigh(each, rules.weights) for each in (sizes, rules.rooms))
+        self._used = range(len(rules.rooms)) if rules.used is None else rules.used
+        self._holds = np.stack([(sizes <= room).all(axis=1) for room in rules.rooms])
+
+    def pack(self, counts: np.ndarray, surplus: Sequence[int] | None = None) -> Packed:
+        """See `Packer`."""
+        counts = _without_empty(counts)
+        search: Search = self._by_length if self._one else self._by_vector
+        placed = self._place(counts, search)
+        assert placed is not None, "best fit always ends"
+        if self._one and self._rules.max_segments not in (None, 1):
+            search, placed = self._limit_segments(counts, placed)
+        found = self._repack(counts, placed, search, surplus)
+        if not self._exactly or not self._has_gaps(placed):
+            return found
+        work = Work()
+        filled = self._place(counts, functools.partial(self._fill_exactly, work))
+        if filled is None:
+            return found
+        exact = self._repack(counts, filled, search, surplus)
+        return min(found, exact, key=lambda each: each.cost(self._rules.prices))
+
+    # ---- one bucket
+
+    def _by_length(self, left: np.ndarray, index: int, opens: np.ndarray) -> list[Pattern]:
+        return best_fit(left, int(self._rules.rooms[index, 0]), opens, self._rules.max_segments)
+
+    def _by_vector(self, left: np.ndarray, index: int, opens: np.ndarray) -> list[Pattern]:
+        room, columns = self._rules.rooms[index], self._sizes
+        if self._rules.max_segments is not None:
+            room = np.append(room, self._rules.max_segments)
+            columns = np.column_stack([columns, np.ones(len(columns), np.int64)])
+        return best_fit_vectors(left, room, columns, opens, self._fills)
+
+    def _fill_exactly(
+        self, work: Work, left: np.ndarray, index: int, opens: np.ndarray
+    ) -> list[Pattern] | None:
+        return fill_exactly(left, int(self._rules.rooms[index, 0]), opens, work)
+
+    # ---- all buckets
+
+    def _place(self, counts: np.ndarray, search: Search) -> Placed | None:
+        """The rows of each bucket before any is packed again; None if the search gives up."""
+        left, placed = counts.copy(), Placed([] for _ in self._rules.rooms)
+        for index in reversed(self._used):
+            opens = ~self._holds[[shorter for shorter in self._used if shorter < index]].any(axis=0)
+            if (rows := search(left, index, opens)) is None:
+                return None
+            placed[index] = rows
+        assert not left.any(), "the last bucket holds every segment"
+        return placed
+
+    def _limit_segments(self, counts: np.ndarray, placed: Placed) -> tuple[Search, Placed]:
+        """Rows whose number of segments is limited: as vectors, if these cost less."""
+        most = self._rules.max_segments
+        each = [(room, p) for room, ps in zip(self._rooms, placed, strict=True) for p in ps]
+        empty = sum([(room - p.fill) * p.rows for room, p in each if p.segments == most])
+        if empty > WORTH_VECTORS * sum([room * p.rows for room, p in each]):
+            other = self._place(counts, self._by_vector)
+            assert other is not None, "best fit always ends"
+            if self._cost(other) < self._cost(placed):
+                return self._by_vector, other
+        return self._by_length, placed
+
+    def _cost(self, placed: Placed) -> float:
+        each = zip(map(count_rows, placed), self._rules.prices, strict=True)
+        return sum(rows * price for rows, price in each)
+
+    def _has_gaps(self, placed: Placed) -> bool:
+        """Whether the rows of some bucket are more than full ones would be, by `WORTH_EXACT`."""
+        for room, patterns in zip(self._rooms.tolist(), placed, strict=True):
+            fewest = -(-sum([each.fill * each.rows for each in patterns]) // room)
+            if count_rows(patterns) > fewest * (1 + WORTH_EXACT):
+                return True
+        return False
+
+    def _repack(
+        self, counts: np.ndarray, placed: Placed, search: Search, surplus: Sequence[int] | None
+    ) -> Packed:
+        """The rows after the emptiest ones of each bucket are packed into longer ones."""
+        rules = self._rules
+        for index in self._used:
+            longer = (n for n in self._used if n > index)
+            holds = (n for n in longer if np.all(rules.rooms[index] <= rules.rooms[n]))
+            if (to := next(holds, None)) is None:
+                continue  # it is the last, or the plan takes single rows, of which none is surplus
+
+            def repack(rows: Sequence[Pattern], to: int = to) -> list[Pattern]:
+                moved = count_segments(rows, len(counts))
+                found = search(moved, to, moved > 0)
+                assert found is not None, "best fit always ends"
+                return found
+
+            enough, most = FULL_ENOUGH * self._rooms[index], rules.max_segments
+            empty = [p for p in placed[index] if p.fill < enough and p.segments != most]
+            spare = count_rows(empty)
+            if count_rows(repack(empty)) * rules.prices[to] >= spare * rules.prices[index]:
+                spare = 0
+            rows = count_rows(placed[index]) - spare
+            spare += surplus[index] if surplus else rows % rules.rows[index]
+            placed[index], moving = _split_surplus(placed[index], spare, most)
+            placed[to] += repack(moving)
+        return Packed(tuple(map(tuple, placed)), counts)
+
+
+class Fill(BestFit):
+    """Rows that are filled by cutting examples; see `fill_rows`.
+
+    Rows of whole examples are used if they cost less, as they may with `max_segments`.
+    """
+
+    def pack(self, counts: np.ndarray, surplus: Sequence[int] | None = None) -> Packed:
+        """See `Packer`."""
+        rules, counts = self._rules, _without_empty(counts)
+        placed = self._place(counts, self._by_length)
+        assert placed is not None, "best fit always ends"
+        cuts, filled, number = Cuts(len(counts)), list[list[Pattern]](), 0
+        examples = [count_segments(patterns, len(counts)) for patterns in placed]
+        last = len(examples) - 1
+        for index, room in enumerate(rules.rooms[:, 0].tolist()):
+            chains = fill_rows(examples[index], room, cuts, rules.max_segments)
+            if index < last:
+                rows = sum(map(count_rows, chains))
+                many = surplus[index] if surplus else rows % rules.rows[index]
+                chains, moved = remove_rows(chains, many, cuts)
+                examples[index] -= moved
+                examples[index + 1] += moved
+            filled.append([*itertools.chain.from_iterable(chains)])
+            number += count_cuts(chains)
+        found = Packed(tuple(map(tuple, filled)), np.sum(examples, axis=0), cuts.table, number)
+        if rules.max_segments is None:
+            return found
+        whole = super().pack(counts, surplus)
+        return whole if whole.cost(rules.prices) < found.cost(rules.prices) else found
+
+
+# By the name of a packing. With "none", `Rules.max_segments` is 1.
+PACKERS: dict[Packing, Callable[..., Packer]] = {"best_fit": BestFit, "fill": Fill, "none": BestFit}
+
+
+def _without_empty(counts: np.ndarray) -> np.ndarray:
+    counts = counts.copy()
+    counts[0] = 0
+    return counts
+
+
+def _split_surplus(
+    patterns: list[Pattern], surplus: int, max_segments: int | None
+) -> tuple[list[Pattern], list[Pattern]]:
+    """Splits off the `surplus` emptiest rows; rows with `max_segments` segments come last."""
+    stay, go = [], []
+    for pattern in sorted(patterns, key=lambda each: (each.segments == max_segments, each.fill)):
+        if moved := min(surplus, pattern.rows):
+            go.append(pattern._replace(rows=moved))
+            pattern = pattern._replace(rows=pattern.rows - moved)
+            surplus -= moved
+        if pattern.rows:
+            stay.append(pattern)
+    return stay, go
+
+
+def row_cost(*lengths: Any, attention: Attention = "dense", width: int = 1024) -> Any:
+    """The cost of a row of some length in a Transformer of width `width`, in positions.
+
+    `fit_buckets` explains the formula. Each side attends to itself and to those before it. Lengths
+    are times the cost of their side.
+
+    >>> row_cost(6144)
+    12288.0
+    """
+    scores = sum(a * b for a, b in itertools.combinations_with_replacement(lengths, 2))
+    return sum(lengths) + scores / (6 * width) * (attention == "dense")
