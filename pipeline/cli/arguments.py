@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pipeline
-from pipeline.planning.cascade import PACKINGS
+from pipeline.planning.packing import PACKINGS
 from pipeline.planning.pieces import OVERFLOWS
 
 ABOUT = """\

@@ -26,7 +26,6 @@ from pipeline.loading.iteration import StepIterator
 from pipeline.loading.prefetch import Prefetch
 from pipeline.loading.sharding import ContextOrder, batch_sharding, multiples, place
 from pipeline.planning.bucket import Bucket, as_buckets
-from pipeline.planning.cascade import Attention
 from pipeline.planning.figures import warn_of_overflow
 from pipeline.planning.fit import fit_buckets
 from pipeline.planning.lengths import Exclude
@@ -57,8 +56,6 @@ class OrderedOptions(PackingOptions, total=False):
     max_length: int | tuple[int, ...] | Mapping[str, int] | None
     length_multiple: BySide | None
     row_multiple: int
-    attention: Attention
-    width: int
     exclude: Exclude
 
 

@@ -5,7 +5,7 @@ the modules build on each other:
 
 - piece: an example, or a part of one that is longer than the longest bucket (`pieces`).
 - key: the number of the columns that a piece takes of a row; packing sees only keys (`pieces`).
-- pattern: the keys of the pieces in a row; packing finds patterns (`patterns`, `cascade`).
+- pattern: the keys of the pieces in a row; packing finds patterns (`patterns`, `packing`).
 - layout: pieces divided into windows, each packed separately, and their rows (`layout`).
 - pass: the rows of a layout, window by window, in a seeded order (`stream`).
 - stream: the passes of one corpus under given options, one after another (`stream`).
@@ -15,10 +15,10 @@ the modules build on each other:
 """
 
 from pipeline.planning.bucket import Bucket
-from pipeline.planning.cascade import Attention, Packing
 from pipeline.planning.fit import fit_buckets
 from pipeline.planning.lengths import AnyLengths, Exclude
 from pipeline.planning.options import By, Changes, Weights
+from pipeline.planning.packing import Attention, Packing
 from pipeline.planning.pieces import Overflow
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch

@@ -52,14 +52,14 @@ def fill_exactly(
             for each, times in row.items():
                 left[each] -= times * rows
             available = [each for each in available if left[each]]
-            found.append(Pattern.of_lengths(sorted(row.items(), reverse=True), rows))
+            pieces = tuple(sorted(row.items(), reverse=True))
+            fill = sum(each * times for each, times in pieces)
+            found.append(Pattern(pieces, rows, fill, sum(row.values())))
     counts[sizes] = [left[size] for size in sizes]
     return found
 
 
-def _fill(
-    left: Mapping[int, int], sizes: Sequence[int], room: int, work: Work
-) -> dict[int, int]:
+def _fill(left: Mapping[int, int], sizes: Sequence[int], room: int, work: Work) -> dict[int, int]:
     """The sizes that fill `room` best, with their times, of those that are `left`; long ones first.
 
     `sizes` descend. Bit `n` of `reached` is set if some of the sizes so far add up to `n`.

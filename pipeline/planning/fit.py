@@ -10,7 +10,6 @@ import numpy as np
 
 from pipeline.errors import InvalidValue, require_one_of, require_whole, suggest_keywords
 from pipeline.planning.bucket import PAIR, Bucket
-from pipeline.planning.cascade import ATTENTIONS, PACKINGS, Attention, Packing, row_cost
 from pipeline.planning.lengths import (
     AnyLengths,
     Exclude,
@@ -30,8 +29,9 @@ from pipeline.planning.options import (
     as_phases,
     whole_by_side,
 )
+from pipeline.planning.packing import PACKINGS, Attention, Packing
 from pipeline.planning.pieces import Overflow
-from pipeline.planning.search import BucketSet, Price, Search, choose
+from pipeline.planning.search import SURE, BucketSet, Search, choose
 from pipeline.planning.stock import Stock, round_up
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 # One more bucket means one more compilation, so it must save this share of the positions and of a
 # part of the attention. Positions cost much the same on all machines; the cost of attention is an
 # estimate, of which it was seen to be a third to all. With packing "none", only positions count.
-WORTH, WORTH_UNPACKED, SURE = 0.01, 0.001, 1 / 3
+WORTH, WORTH_UNPACKED = 0.01, 0.001
 
 # The values tried for `length_multiple=None`. A smaller one must save this share of the cost.
 MULTIPLES, WORTH_FINER = (128, 64, 32, 16), 0.02
@@ -120,11 +120,8 @@ def fit_buckets(
         ValueError: an argument is not as above, no example has a position, or a batch of
             `row_multiple` rows of the longest bucket exceeds `tokens_per_batch`.
     """
-    require_one_of("attention", attention, ATTENTIONS)
     require_one_of("packing", packing, PACKINGS)
-    width = require_whole("width", width, 1)
     max_buckets = require_whole("max_buckets", max_buckets, 1)
-    kind: Attention = "segment" if packing == "none" else attention
     fit = Fit(
         lengths,
         tokens_per_batch=tokens_per_batch,
@@ -136,18 +133,14 @@ def fit_buckets(
         max_segments=max_segments,
         align=align,
         cost=cost,
+        attention=attention,
+        width=width,
     )
-
-    def price(bucket: Bucket) -> tuple[float, float]:
-        lengths = np.multiply(bucket.lengths, fit.costs).tolist()
-        cost = bucket.rows * row_cost(*lengths, attention=kind, width=width)
-        positions = bucket.rows * sum(lengths)
-        return cost, positions + SURE * (cost - positions)
 
     worth = WORTH_UNPACKED if packing == "none" else WORTH
     found: list[tuple[BucketSet, dict[int, BucketSet]]] = []
     for multiples in fit.multiples(length_multiple):
-        sets = fit.search(multiples, price, worth * SURE).find(max_buckets)
+        sets = fit.search(multiples, worth * SURE).find(max_buckets)
         found.append((choose(sets, worth), sets))
         if found[-1][0].padding <= WORTH_FINER:
             break  # finer multiples have little to save
@@ -226,8 +219,8 @@ class Fit:
         sizes = (weigh(round_up(longest, np.array(each)), self.costs) for each in every)
         return [each for each, size in zip(every, sizes, strict=True) if size <= room] or every[-1:]
 
-    def search(self, multiples: tuple[int, ...], price: Price, worth: float) -> Search:
-        """The search for buckets of such lengths; `price` and `worth` are its arguments."""
+    def search(self, multiples: tuple[int, ...], worth: float) -> Search:
+        """The search for buckets of such lengths; `worth` is its argument."""
         limits = self._longest if self._limits is None else self._limits
         room = round_up(limits, np.array(multiples))
         if (stock := Stock.of(self._array, self._rules(room))) is None:
@@ -249,7 +242,6 @@ class Fit:
         return Search(
             stock,
             self._bucket,
-            price,
             multiple=np.array(multiples),
             most=self._tokens / self._row_multiple,
             limit=None if self._limits is None else room,

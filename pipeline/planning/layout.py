@@ -8,6 +8,7 @@ import numpy as np
 
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.order import Purpose, permutation, random_bits
+from pipeline.planning.packing import Packer
 from pipeline.planning.patterns import Packed, count_segments
 from pipeline.planning.pieces import Pieces
 
@@ -25,8 +26,7 @@ KEPT = 8
 class Layout:
     """Pieces divided into windows of about `window` pieces, each packed separately.
 
-    `pack(counts, surplus=…)` packs the histogram of a window, as `cascade.pack`, into rows of
-    `buckets`.
+    `packer` packs the histogram of a window into rows of `buckets`.
 
     More pieces than one window holds are cut into blocks: runs of consecutive pieces, or files or
     large parts of files if those can be fetched one by one. Blocks are sorted by the mean key of
@@ -53,14 +53,14 @@ class Layout:
     def __init__(
         self,
         pieces: Pieces,
-        pack: Callable[..., Packed],
+        packer: Packer,
         buckets: Sequence[Bucket],
         *,
         key: int | None,
         window: int,
         files: np.ndarray | None = None,
     ):
-        self.pieces, self._pack = pieces, pack
+        self.pieces, self._packer = pieces, packer
         self._edges, file_of_block, number = _cut_blocks(pieces, window, files)
         place = self._deal_blocks(number, key)
         blocks = np.split(place.argsort(kind="stable"), np.bincount(place).cumsum()[:-1])
@@ -151,7 +151,7 @@ class Layout:
             counts = self._count(window) if counts is None else counts.copy()
             counts[0] = 0
             surplus = self._surplus[window].tolist() if len(self) > 1 else None
-            found = self._pack(counts, surplus=surplus)
+            found = self._packer.pack(counts, surplus)
             if len(self._packed) < KEPT:
                 self._packed[window] = found
         return found

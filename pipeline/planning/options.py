@@ -13,14 +13,23 @@ import numpy as np
 
 from pipeline.errors import InvalidValue, require_one_of, require_whole, suggest_option
 from pipeline.planning.bucket import Bucket, as_buckets
-from pipeline.planning.cascade import PACKINGS, Packing
 from pipeline.planning.gaps import check_fill
 from pipeline.planning.lengths import AnyLengths, Lengths
+from pipeline.planning.packing import (
+    ATTENTIONS,
+    PACKERS,
+    PACKINGS,
+    Attention,
+    Packer,
+    Packing,
+    Rules,
+    row_cost,
+)
 from pipeline.planning.pieces import OVERFLOWS, Overflow, Pieces
 
 # The version of the planning algorithm. It goes up whenever a plan would change, so that a run
 # never continues from a checkpoint with other batches.
-VERSION = 10
+VERSION = 11
 
 WINDOW = 1 << 22
 
@@ -58,6 +67,8 @@ class PackingOptions(TypedDict, total=False):
     max_segments: int | None
     align: BySide
     cost: BySide
+    attention: Attention
+    width: int
 
 
 class PlanOptions(PackingOptions, total=False):
@@ -134,6 +145,8 @@ class Options:
     max_segments: int | None = None
     align: Any = 1  # one number for all sides, or a tuple of one for each
     cost: Any = 1  # likewise
+    attention: Attention = "dense"
+    width: int = 1024
     tiers: int = 1
     by: By = "tokens"
 
@@ -145,6 +158,8 @@ class Options:
         put("seed", require_whole("seed", self.seed, 0))
         put("window", require_whole("window", self.window, 1))
         put("tiers", require_whole("tiers", self.tiers, 1))
+        put("width", require_whole("width", self.width, 1))
+        require_one_of("attention", self.attention, ATTENTIONS)
         names = self.buckets[-1].names
         aligns = whole_by_side("align", self.align, names, 1)
         put("align", _unify(aligns))
@@ -194,14 +209,44 @@ class Options:
         return as_costs(self.cost, self.names)
 
     @property
+    def aligns(self) -> tuple[int, ...]:
+        """Segments begin at multiples of these columns, one for each side."""
+        return by_side("align", self.align, self.names)
+
+    @property
     def most_in_row(self) -> int | None:
         """The most segments in a row; None if there is no limit."""
         return 1 if self.packing == "none" else self.max_segments
 
-    def in_units(self, bucket: Bucket) -> Bucket:
-        """A bucket with lengths in units of `align` columns."""
-        each = zip(bucket.lengths, by_side("align", self.align, self.names), strict=True)
-        return dataclasses.replace(bucket, length=tuple(length // align for length, align in each))
+    def price(self, bucket: Bucket) -> float:
+        """The cost of a row of a bucket; `fit_buckets` explains the formula."""
+        lengths = np.multiply(bucket.lengths, self.costs).tolist()
+        if self.packing == "none":
+            return sum(lengths)
+        return row_cost(*lengths, attention=self.attention, width=self.width)
+
+    def packer(
+        self,
+        sizes: np.ndarray,
+        buckets: Sequence[Bucket] | None = None,
+        used: Sequence[int] | None = None,
+        **options: bool,
+    ) -> Packer:
+        """Packs pieces of `sizes`, in units of `align` columns: int64 [sizes, sides].
+
+        `buckets` are by default those of the options, of which `used` may have rows; `options` are
+        those of the packer.
+        """
+        aligns, every = np.array(self.aligns), self.buckets if buckets is None else buckets
+        rules = Rules(
+            np.array([bucket.lengths for bucket in every]) // aligns,
+            tuple(bucket.rows for bucket in every),
+            tuple(map(self.price, every)),
+            tuple(np.multiply(self.costs, aligns).tolist()) if self.vectors else (1,),
+            self.most_in_row,
+            used,
+        )
+        return PACKERS[self.packing](rules, sizes, **options)
 
     def cut(
         self,

@@ -125,7 +125,8 @@ class BestFit:
         """The rows of each bucket before any is packed again; None if the search gives up."""
         left, placed = counts.copy(), Placed([] for _ in self._rules.rooms)
         for index in reversed(self._used):
-            opens = ~self._holds[[shorter for shorter in self._used if shorter < index]].any(axis=0)
+            shorter = [number for number in self._used if number < index]
+            opens = np.logical_not(self._holds[shorter].any(axis=0))
             if (rows := search(left, index, opens)) is None:
                 return None
             placed[index] = rows

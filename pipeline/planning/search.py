@@ -46,8 +46,8 @@ EDGES = 1024
 
 Lengths = tuple[int, ...]
 
-# From a bucket to the cost of a batch, and to the part of it that is sure; see `BucketSet`.
-Price = Callable[[Bucket], tuple[float, float]]
+# The share of the cost beyond positions that is sure, for the number of buckets: see `fit_buckets`.
+SURE = 1 / 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +58,8 @@ class BucketSet:
     batches: tuple[float, ...]  # of each bucket in an epoch; an estimate, if it is not whole
     positions: float  # of all batches, padding included; those of a side times its cost
     padding: float  # the share of these that hold no token; columns that `align` adds are none
-    cost: float  # of all batches, in the unit of the search's price
-    sure: float  # the part of `cost` that counts for the number of buckets; see `fit_buckets`
+    cost: float  # of all batches, by `Options.price`
+    sure: float  # the part of `cost` that counts for the number of buckets
 
 
 class Search:
@@ -68,7 +68,6 @@ class Search:
     Args:
         stock: what is packed.
         shape: from the lengths of a row to the bucket that has such rows.
-        price: from a bucket to the cost of a batch, and the part of it that is sure.
         multiple: lengths are multiples of these, one for each side.
         most: the most positions of a row, those of a side times its cost.
         limit: the greatest length of each side; None: no limit.
@@ -79,14 +78,13 @@ class Search:
         self,
         stock: Stock,
         shape: Callable[[Lengths], Bucket],
-        price: Price,
         *,
         multiple: np.ndarray,
         most: float,
         limit: np.ndarray | None,
         worth: float,
     ):
-        self._stock, self._shape, self._price = stock, shape, price
+        self._stock, self._shape = stock, shape
         self._multiple, self._most, self._worth = multiple, most, worth
         self._limit: Any = np.inf if limit is None else limit
         self._costs = stock.options.costs
@@ -98,7 +96,7 @@ class Search:
         self._is_unpacked = stock.options.packing == "none"
         cap = stock.options.most_in_row
         # Segments are a side of size 1, if their number is limited.
-        ones = np.ones((len(self._sizes), int(cap is not None)))
+        ones = np.ones((len(self._sizes), int(cap is not None)), np.int64)
         self._loads = np.concatenate([self._sizes, ones], axis=1)
         self._caps = () if cap is None else (cap,)
         self._columns: dict[Lengths, np.ndarray] = {}
@@ -115,12 +113,12 @@ class Search:
         """Packs a set, which ascends by length."""
         buckets = tuple(map(self._shape, lengths))
         batches = self._stock.count_batches(buckets)
-        pairs = list(zip(batches, buckets, strict=True))
-        costs = [np.multiply(n, self._price(bucket)) for n, bucket in pairs if n]
-        cost, sure = np.sum(costs, axis=0).tolist()
-        positions = sum(n * each.rows * weigh(each.lengths, self._costs) for n, each in pairs)
+        rows = [(n * each.rows, each) for n, each in zip(batches, buckets, strict=True) if n]
+        cost = sum(n * self._stock.options.price(bucket) for n, bucket in rows)
+        positions = sum(n * float(weigh(bucket.lengths, self._costs)) for n, bucket in rows)
         padding = 1 - self._stock.positions / positions
-        return BucketSet(buckets, batches, float(positions), float(padding), cost, sure)
+        sure = positions + SURE * (cost - positions)
+        return BucketSet(buckets, batches, positions, padding, cost, sure)
 
     def bound(self, lengths: Sequence[Lengths]) -> float:
         """The cost of a set in full rows, which is a lower bound for one side."""
@@ -132,7 +130,7 @@ class Search:
         for index, each in enumerate(key):
             if not (mine := member == index).any():
                 continue
-            loads = self._counts[mine] @ self._loads[mine]
+            loads = self._stock.scale * (self._counts[mine] @ self._loads[mine])
             total += float((loads / [*each, *self._caps]).max()) * self._row_price(each)
         if self._stands_in:
             total *= self._handicap(key[-1])
@@ -154,8 +152,7 @@ class Search:
         return found
 
     def _row_price(self, lengths: Lengths) -> float:
-        bucket = self._shape(lengths)
-        return self._price(bucket)[0] / bucket.rows
+        return self._stock.options.price(Bucket(1, lengths, self._stock.options.names))
 
     # ---- the search
 

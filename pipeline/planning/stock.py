@@ -1,6 +1,6 @@
 """The stock: the lengths of a corpus as few sizes, which any set of buckets packs in milliseconds.
 
-Examples are cut by the plan's own rule, sets are packed by `cascade.pack`, and batches are counted
+Examples are cut by the plan's own rule, sets are packed by its own packer, and batches are counted
 as a plan counts them: so `overflow`, `align`, `max_segments` and the last batch, which may lack
 rows, count by themselves.
 """
@@ -11,7 +11,6 @@ import functools
 import numpy as np
 
 from pipeline.planning.bucket import Bucket
-from pipeline.planning.cascade import pack
 from pipeline.planning.lengths import weigh
 from pipeline.planning.options import Options
 
@@ -64,13 +63,13 @@ class Stock:
     def positions(self) -> float:
         """The cost of the positions of all examples, with those that `align` adds."""
         sizes, counts = self.examples
-        return float(weigh(counts @ sizes, self.options.costs))
+        return float(weigh(counts @ sizes, self.options.costs)) * self.scale
 
     @functools.cached_property
     def examples(self) -> tuple[np.ndarray, np.ndarray]:
-        """The sizes with pieces, in positions: int64 [n, sides]; and their counts."""
+        """The sizes with pieces, in positions: int64 [n, sides]; and the counts that are packed."""
         there = np.flatnonzero(self.counts)
-        return self.sizes[there] * np.array(self.options.align), self.counts[there] * self.scale
+        return self.sizes[there] * np.array(self.options.align), self.counts[there]
 
     def count_batches(self, buckets: tuple[Bucket, ...]) -> tuple[float, ...]:
         """The batches of each of some buckets in an epoch.
@@ -80,17 +79,9 @@ class Stock:
         if (known := self._batches.get(buckets)) is not None:
             return known
         several = self.scale > 1  # in a sample, more of the batches would lack rows
-        packed = pack(
-            self.counts,
-            [
-                dataclasses.replace(each, rows=1 if several else each.rows)
-                for each in map(self.options.in_units, buckets)
-            ],
-            sizes=self.sizes,
-            costs=self.options.costs,
-            max_segments=self.options.most_in_row,
-            fill=self.options.packing == "fill",
-        )
+        single = tuple(dataclasses.replace(each, rows=1) for each in buckets)
+        packer = self.options.packer(self.sizes, single if several else buckets, exactly=False)
+        packed = packer.pack(self.counts)
         rows = [packed.rows(index) for index in range(len(buckets))]
         found: tuple[float, ...] = tuple(
             each * self.scale / bucket.rows if several else -(-each // bucket.rows)

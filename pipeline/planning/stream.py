@@ -15,7 +15,6 @@ import numpy as np
 
 from pipeline.errors import InvalidValue
 from pipeline.planning.cache import WindowCache
-from pipeline.planning.cascade import pack
 from pipeline.planning.gaps import check_fill
 from pipeline.planning.layout import Layout, WindowRows, lay_out
 from pipeline.planning.lengths import NO_EXAMPLES, Lengths, digest
@@ -94,20 +93,11 @@ class Pass:
         options, files, runs = stream.options, stream.lengths.files, None
         self.repeats = spans is None
         key = random_key(options.seed, stream.name, number, self.repeats)
-        pack_window = functools.partial(
-            pack,
-            buckets=tuple(map(options.in_units, options.buckets)),
-            max_segments=options.most_in_row,
-            used=used,
-            sizes=pieces.table,
-            costs=options.costs,
-            fill=options.packing == "fill",
-        )
         if files is not None and spans is not None:
             runs, files = file_runs(spans, files)
         self.layout = layout = Layout(
             pieces,
-            pack_window,
+            options.packer(pieces.table, used=used),
             options.buckets,
             key=key if options.shuffle else None,
             window=options.window,

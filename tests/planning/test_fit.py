@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from pipeline import Bucket, Plan, fit_buckets
 from pipeline.planning import fit
 from pipeline.planning import lengths as lengths_lib
-from pipeline.planning.cascade import row_cost
 from pipeline.planning.fit import SURE, WORTH, WORTH_UNPACKED, typical_lengths
+from pipeline.planning.packing import row_cost
 from tests.planning.corpora import lognormal
 
 LENGTHS = lognormal(20_000, 4.2, 0.9, least=3, most=512)

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from pipeline import Bucket, Plan, fit_buckets
 from pipeline.planning import gaps
-from pipeline.planning.cascade import pack
 from tests.planning.corpora import histograms
 from tests.properties.accounts import assert_each_position_once, batches_of
 
@@ -63,9 +62,12 @@ def test_rows_have_hardly_any_padding_and_pieces_are_long(lengths, most, options
 
 @given(histograms(40), st.integers(1, 6), st.sampled_from([40, 64]))
 def test_with_a_limit_on_segments_rows_are_never_more_than_those_of_best_fit(counts, most, length):
-    buckets = [Bucket(1, length)]
-    filled = pack(counts, buckets, max_segments=most, fill=True)
-    assert filled.rows(0) <= pack(counts, buckets, max_segments=most).rows(0)
+    options, sizes = {"buckets": (Bucket(1, length),), "max_segments": most}, np.arange(41)[:, None]
+    filled, whole = (
+        Options(packing=packing, **options).packer(sizes).pack(counts)
+        for packing in ("fill", "best_fit")
+    )
+    assert filled.rows(0) <= whole.rows(0)
     assert max(pattern.segments for pattern in filled.patterns[0]) <= most
 
 

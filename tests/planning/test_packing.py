@@ -4,9 +4,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline import Bucket, Plan
-from pipeline.planning.cascade import best_fit, pack
+from pipeline.planning.options import Options
+from pipeline.planning.patterns import best_fit
 from pipeline.report import measure_epoch
 from tests.planning.corpora import histograms
+
+
+def pack(lengths, buckets, **options):
+    """Packs examples of these lengths as a plan does."""
+    counts = np.bincount(lengths)
+    return (
+        Options(buckets=tuple(buckets), **options)
+        .packer(np.arange(len(counts))[:, None])
+        .pack(counts)
+    )
 
 
 def as_rows(patterns):
@@ -41,20 +52,22 @@ def test_histogram_packing_makes_the_rows_of_packing_one_by_one(counts, length, 
 
 def test_rows_with_much_room_are_packed_again_into_a_longer_bucket():
     def rows(length, **options):
-        packed = pack(np.bincount([length] * 6), [Bucket(1, 8), Bucket(1, 16)], **options)
+        packed = pack([length] * 6, [Bucket(1, 8), Bucket(1, 16)], **options)
         return [packed.rows(index) for index in range(2)]
 
     assert rows(5) == [0, 2]  # three of 5 in each row of 16
     assert rows(7) == [6, 0]
     assert rows(5, max_segments=1) == [6, 0]
     # Of what stays, rows that make no whole batch go too: 1 of 5 rows of 8, beside the 3 of 5.
-    packed = pack(np.bincount([5] * 3 + [8] * 5), [Bucket(2, 8), Bucket(1, 16)])
+    packed = pack([5] * 3 + [8] * 5, [Bucket(2, 8), Bucket(1, 16)])
     assert packed.rows(0) == 4
 
 
 def test_rows_of_pairs_stay_where_no_longer_bucket_holds_both_sides():
     sizes = np.array([[0, 0], [2, 2], [3, 2]])
-    packed = pack(np.array([0, 1, 1]), [Bucket(1, (4, 10)), Bucket(1, (10, 4))], sizes=sizes)
+    options = Options(buckets=(Bucket(1, (4, 10)), Bucket(1, (10, 10))))
+    packer = options.packer(sizes, [Bucket(1, (4, 10)), Bucket(1, (10, 4))])
+    packed = packer.pack(np.array([0, 1, 1]))
     np.testing.assert_array_equal(packed.counts, [0, 1, 1])
     assert (packed.rows(0), packed.rows(1)) == (2, 0)
 
