@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from pipeline import Bucket, Plan, fit_buckets
 from pipeline.planning import gaps
+from pipeline.planning.options import Options
 from tests.planning.corpora import histograms
 from tests.properties.accounts import assert_each_position_once, batches_of
 
