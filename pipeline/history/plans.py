@@ -15,6 +15,7 @@ from pipeline.corpus.views import view_of
 from pipeline.errors import InvalidValue, Missing, name_some
 from pipeline.fs.atomic import as_path, atomic_write, is_local, make_directory
 from pipeline.loading.state import differences
+from pipeline.planning.lengths import load_mask
 from pipeline.planning.plan import Plan
 
 NAME = "plans.json"
@@ -65,7 +66,7 @@ def read_history(workdir: epath.PathLike) -> tuple[AnyCorpus, Plan]:
     try:
         content: dict[str, Any] = json.loads(path.read_text())
         changes = [(int(entry["from"]), dict(entry["changes"])) for entry in content["plans"]]
-        identities = [dict(entry["identity"]) for entry in content["plans"]]
+        identities = [(dict(e["identity"]), e["fingerprint"]) for e in content["plans"]]
         tokens, places = content["tokens"], content["corpora"]
         opened: dict[str, Any] = {}
         for name, stored in places.items():
@@ -86,22 +87,28 @@ def read_history(workdir: epath.PathLike) -> tuple[AnyCorpus, Plan]:
         plan = Plan.replay(corpus, changes)
     except Exception as error:  # options of any kind and value
         raise _damage(path, error) from error
-    for then, now in zip(identities, plan.entries, strict=True):
+    for (then, then_print), now in zip(identities, plan.entries, strict=True):
         if others := differences(then, now["identity"]):
             raise InvalidValue(
                 f"the plan from step {now['from']:,} on differs from that of the run: "
                 f"{'; '.join(others)}. Use the version of Lockstep that made the run"
             )
+        if then_print != now["fingerprint"]:
+            raise _damage(path, ValueError(f"the plan from step {now['from']:,} on was altered"))
     return corpus, plan
 
 
 def describe_changes(changes: Mapping[str, Any]) -> str:
     """Options in a line, with the first entries of long lists.
 
-    >>> describe_changes({"seed": 4, "exclude": [3, 5]})
-    'seed=4, exclude=3, 5'
+    >>> from pipeline.planning.lengths import store_mask
+    >>> describe_changes({"seed": 4, "exclude": store_mask(np.arange(9) > 6)})
+    'seed=4, exclude=7, 8'
     """
-    each = {k: name_some(v) if isinstance(v, list | tuple) else v for k, v in changes.items()}
+    every = dict(changes)
+    if isinstance(every.get("exclude"), Mapping):
+        every["exclude"] = np.flatnonzero(load_mask(every["exclude"])).tolist()
+    each = {k: name_some(v) if isinstance(v, list | tuple) else v for k, v in every.items()}
     return ", ".join(f"{name}={value}" for name, value in each.items())
 
 

@@ -81,7 +81,7 @@ class RunStats:
     # time that the steps took; 0 if unknown.
     flops: float = 0.0
     capacity: float = 0.0
-    sources: dict[str, int] = dataclasses.field(default_factory=dict)  # tokens of each corpus
+    sources: dict[str, float] = dataclasses.field(default_factory=dict)  # tokens of each corpus
     skipped: int = 0  # steps without an update: not finite, or left out (skip_steps)
     # For each evaluated step, `eval_loss` in nats per token and `bits_per_byte`.
     evaluations: dict[str, dict[str, float | None]] = dataclasses.field(default_factory=dict)

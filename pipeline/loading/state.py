@@ -6,10 +6,10 @@ It is small JSON, the same on every host and for any number of hosts:
                             "identity": {"plan": 5, "seed": 0, …},
                             "corpus": {"tokens": "91f9…", …}}], "digest": "8c41…"}
 
-A plan that changes (`Plan.after`) has an entry for each of its stages. If corpora join, an entry
-has the identity of all corpora so far. `"positions": "restart"` is there if batches are built with
+A plan that changes (`Plan.after`) has an entry for each of its stages, with what differs from the
+one before. If corpora join, an entry has the identity of all corpora so far, likewise. `"positions": "restart"` is there if batches are built with
 that option, and `"order"` if Grain slices or shuffles them: steps are then counted after that. The
-digest is that of the entries.
+digest is that of all else.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.errors import InvalidValue
-from pipeline.planning.identity import fingerprint_of, flatten
+from pipeline.planning.identity import apply, difference, fingerprint_of, flatten
 from pipeline.planning.lengths import take_first
 from pipeline.planning.plan import Plan
 
@@ -51,8 +51,9 @@ class StateKey(NamedTuple):
                 whole = count == len(self.corpus)
                 known = self.corpus if whole else take_first(self.corpus, count)
                 entry["corpus"] = known.identity
-        state = {"step": int(step), "plans": entries, "digest": fingerprint_of(entries)}
+        state = {"step": int(step), "plans": _shorten(entries)}
         state |= {name: value for name, value in self._options if value != DEFAULTS[name]}
+        state["digest"] = fingerprint_of(state)
         return copy.deepcopy(state)  # who changes it changes no plan
 
     def resume(self, state: Any) -> int:
@@ -100,11 +101,30 @@ class StateKey(NamedTuple):
         return sys.maxsize if self.order else step
 
 
+def _shorten(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Entries with what differs from the one before: most changes are small, corpora may be many."""
+    known, found = dict[str, Any](), []
+    for entry in entries:
+        found.append({n: difference(known.get(n), v) for n, v in entry.items()})
+        known |= entry
+    return found
+
+
+def _whole(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The entries that `_shorten` shortened."""
+    known, found = dict[str, Any](), []
+    for entry in entries:
+        found.append({name: apply(value, known.get(name)) for name, value in entry.items()})
+        known |= found[-1]
+    return found
+
+
 def _is_state(state: Any) -> bool:
     """Whether `state` has the form of a data state, without a check of its step."""
     try:
         known = state["step"] is not None and len(state["plans"]) > 0
-        return known and state["digest"] == fingerprint_of(state["plans"])
+        content = {name: value for name, value in state.items() if name != "digest"}
+        return known and state["digest"] == fingerprint_of(content)
     except (KeyError, TypeError, ValueError, RecursionError):
         return False
 
@@ -114,7 +134,8 @@ def _changes(step: int, then: list[dict], now: list[dict]) -> list[str]:
 
     Two changes at one step are two entries, so entries are compared one by one.
     """
-    sides = [[entry for entry in some if entry["from"] < max(step, 1)] for some in (then, now)]
+    each = (_whole(some) for some in (then, now))
+    sides = [[entry for entry in some if entry["from"] < max(step, 1)] for some in each]
     old, new = dict[str, Any](), dict[str, Any]()
     for both in itertools.zip_longest(*sides):
         at = min(entry["from"] for entry in both if entry)

@@ -135,8 +135,9 @@ class Assembly:
         numbers = rows.streams[order].repeat(times)
         tokens = np.bincount(numbers, weigh(segments[:, 3:], self._options.costs))
         sources = {
-            self._streams[number].name: int(tokens[number])
-            for number in tokens.nonzero()[0].tolist()
+            self._streams[number].name: int(count) if count.is_integer() else count
+            for number, count in enumerate(tokens.tolist())
+            if count
         }
         return PlannedBatch(shape, segments, epoch, epochs, sources, self._options.align)
 

@@ -124,7 +124,7 @@ def _describe_change(before: Stage, stage: Stage) -> str:
     changed = [", ".join(names)] if names else []
     if new := stage.num_examples - before.num_examples:
         changed.append(counted(new, "new example"))
-    if excluded := len(stage.excluded) - len(before.excluded):
+    if excluded := stage.num_excluded - before.num_excluded:
         changed.append(f"{counted(excluded, 'more example')} left out")
     return f"from step {stage.start:,} on: {', '.join(changed) or 'the same options'}"
 

@@ -29,5 +29,28 @@ def flatten(identity: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, identity
 
 
+def difference(before: Any, now: Any) -> Any:
+    """What `apply` adds to some JSON to make other JSON: the values that differ, inside dicts.
+
+    >>> difference({"seed": 3, "corpora": {"a": {"weight": 1}, "b": {}}}, {"seed": 3, "corpora":
+    ... {"a": {"weight": 2}, "b": {}}})
+    {'corpora': {'a': {'weight': 2}}}
+    """
+    if not (isinstance(before, dict) and isinstance(now, dict)):
+        return now
+    new = {n: difference(before.get(n), v) for n, v in now.items() if before.get(n, ...) != v}
+    gone = [name for name in before if name not in now]
+    return new | ({"": gone} if gone else {})  # no key of an identity is empty
+
+
+def apply(changes: Any, before: Any) -> Any:
+    """The JSON that has these `difference`s from the JSON `before`."""
+    if not (isinstance(before, dict) and isinstance(changes, dict)):
+        return changes
+    gone = changes.get("", ())
+    new = {name: apply(value, before.get(name)) for name, value in changes.items() if name}
+    return {name: value for name, value in before.items() if name not in gone} | new
+
+
 def _is_stage(value: Any) -> bool:
     return isinstance(value, dict) and type(value.get("from", 0)) is int

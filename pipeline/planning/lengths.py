@@ -1,8 +1,10 @@
 """Lengths: the input of every plan. This module checks, counts and hashes them."""
 
+import base64
 import functools
 import hashlib
 import types
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, SupportsIndex, runtime_checkable
 
@@ -114,9 +116,9 @@ def select_corpora(given: Any, names: Iterable[str]) -> Any:
 
 
 class Lengths:
-    """The lengths of a corpus, and the examples that a plan leaves out.
+    """The lengths of a corpus, and which of its examples stay in a plan.
 
-    >>> lengths = Lengths([5, 3, 7], excluded=np.array([1]))
+    >>> lengths = Lengths([5, 3, 7], stays=np.array([True, False, True]))
     >>> lengths.positions_from(0).tolist(), lengths.num_left_out
     ([[5], [0], [7]], 1)
 
@@ -126,14 +128,15 @@ class Lengths:
         given: an integer array `[n]` or `[n, sides]`; arrays `[n]` by side; or a corpus.
         names: the names of the sides, if they are given.
         loss_side: the number of the side with loss; the last one, if that is not known.
-        excluded: int64, the numbers of the examples that are left out, ascending.
+        stays: bool [n], whether each example stays; others are left out.
+        num_excluded: the number of the others.
         files: int64, the examples in each file of a corpus of files; else None.
         trees: as for `Corpus`, if the corpus has groups; else None.
         array: the lengths, also of examples that are left out.
     """
 
-    def __init__(self, given: Any, excluded: np.ndarray = NO_EXAMPLES):
-        self.given, self.excluded = given, excluded
+    def __init__(self, given: Any, stays: np.ndarray | None = None):
+        self.given = given
         self.files: np.ndarray | None = getattr(given, "files", None)
         self.trees: np.ndarray | None = getattr(given, "trees", None)
         named = given if isinstance(given, Mapping) else getattr(given, "side_names", ())
@@ -141,15 +144,21 @@ class Lengths:
         loss = getattr(given, "loss_side", None)
         self.loss_side: int = -1 if loss is None else loss
         self.array = as_lengths(given)
+        self.stays = everywhere(True, len(self.array)) if stays is None else stays
+        self.num_excluded = 0 if stays is None else len(stays) - int(np.count_nonzero(stays))
         if loss is None and (known := [name for name in reversed(PAIR) if name in self.names]):
             self.loss_side = self.names.index(known[0])  # of arrays by name
 
     def __getstate__(self) -> dict[str, Any]:
-        taken = ("files", "trees", "array")  # from `given`
-        return {name: value for name, value in vars(self).items() if name not in taken}
+        taken = ("files", "trees", "array", "stays")  # from `given`
+        state = {name: value for name, value in vars(self).items() if name not in taken}
+        return state | {"stays": np.packbits(self.stays) if self.num_excluded else None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["given"], state["excluded"])  # type: ignore[misc]
+        given, bits = state["given"], state.pop("stays")
+        count = len(as_lengths(given))
+        stays = None if bits is None else np.unpackbits(bits, count=count).astype(bool)
+        self.__init__(given, stays)  # type: ignore[misc]
         vars(self).update(state)
 
     @classmethod
@@ -157,7 +166,12 @@ class Lengths:
         """`given` as `Lengths`; returned unchanged if it is one, so that it is hashed once."""
         if isinstance(given, Lengths):
             return given
-        return cls(given, getattr(given, "silent", NO_EXAMPLES))
+        silent = getattr(given, "silent", NO_EXAMPLES)
+        if not len(silent):
+            return cls(given)
+        stays = np.ones(len(as_lengths(given)), bool)
+        stays[silent] = False
+        return cls(given, stays)
 
     def __len__(self) -> int:
         return len(self.array)
@@ -181,22 +195,24 @@ class Lengths:
 
     @property
     def digest(self) -> str:
-        """A short hash of the lengths and of the numbers of the examples left out."""
-        if not len(self.excluded):
+        """A short hash of the lengths and of which examples are left out."""
+        if not self.num_excluded:
             return self._digest
-        ids = hashlib.sha256(self.excluded.astype("<i8").tobytes()).hexdigest()[:8]
-        return f"{self._digest} without {len(self.excluded)} ({ids})"
+        which = hashlib.sha256(np.packbits(self.stays).data).hexdigest()[:8]
+        return f"{self._digest} without {self.num_excluded} ({which})"
 
     @property
     def num_left_out(self) -> int:
         """The number of examples left out that have a position."""
-        sizes = self.array[self.excluded].reshape(-1, self.num_sides)
+        if not self.num_excluded:
+            return 0
+        sizes = self.array[~self.stays].reshape(-1, self.num_sides)
         return int(np.count_nonzero(sizes.any(axis=1)))
 
     @property
     def num_silent(self) -> int:
         """The number of examples left out since they have no loss."""
-        return len(np.intersect1d(getattr(self.given, "silent", NO_EXAMPLES), self.excluded))
+        return int(np.count_nonzero(~self.stays[getattr(self.given, "silent", NO_EXAMPLES)]))
 
     @property
     def partly_learnt(self) -> bool:
@@ -217,37 +233,35 @@ class Lengths:
     @property
     def included(self) -> np.ndarray:
         """The lengths of the examples that are not left out."""
-        if not len(self.excluded):
-            return self.array
-        stays = np.ones(len(self), bool)
-        stays[self.excluded] = False
-        return self.array[stays]
+        return self.array[self.stays] if self.num_excluded else self.array
 
     def positions_from(self, first: int) -> np.ndarray:
         """The positions of each example from `first` on: int64 [examples, sides].
 
         They are 0 for examples that are left out.
         """
-        sizes = self.array[first:].astype(np.int64)
-        sizes = sizes.reshape(-1, self.num_sides)
-        sizes[self.excluded[self.excluded >= first] - first] = 0
+        sizes = self.array[first:].astype(np.int64).reshape(-1, self.num_sides)
+        sizes[~self.stays[first:]] = 0
         return sizes
 
     def exclude(self, examples: np.ndarray) -> "Lengths":
-        """The same lengths without further `examples`: int64, ascending."""
-        excluded = np.union1d(self.excluded, examples)
-        return self if len(excluded) == len(self.excluded) else Lengths(self.given, excluded)
+        """The same lengths without further `examples`, a bool for each."""
+        if not (self.stays & examples).any():
+            return self
+        return Lengths(self.given, self.stays & ~examples)
 
     def extend(self, given: Any) -> "Lengths":
         """The lengths of `given`, which has new examples after these; leaves out the same ones."""
-        more = Lengths.of(given).exclude(self.excluded)
+        more = Lengths.of(given)
         first = more.array[: len(self)]
         if first.shape != self.array.shape or more._digest_of(len(self)) != self._digest:
             raise InvalidValue(
                 f"the {len(more):,} lengths given do not begin with the {len(self):,} that the "
                 "plan has; put new examples after them, as in Corpora({'first': corpus, 'new': …})"
             )
-        return more
+        if not self.num_excluded:
+            return more
+        return more.exclude(np.pad(~self.stays, (0, len(more) - len(self))))
 
     def equals(self, other: "Lengths") -> bool:
         """Whether both have the same lengths, regardless of the examples left out."""
@@ -255,9 +269,9 @@ class Lengths:
 
 
 def select(exclude: Exclude, given: Any, count: int) -> np.ndarray:
-    """The numbers of the examples that `exclude` selects: int64, ascending, without duplicates.
+    """Whether `exclude` selects each of `count` examples: bool [count].
 
-    >>> select(lambda lengths: lengths > 6, np.arange(9), 9).tolist()
+    >>> select(lambda lengths: lengths > 6, np.arange(9), 9).nonzero()[0].tolist()
     [7, 8]
 
     `exclude` has numbers of examples, or is a function of `given` that returns such numbers, or a
@@ -269,9 +283,9 @@ def select(exclude: Exclude, given: Any, count: int) -> np.ndarray:
     except ValueError:  # lists of unequal lengths
         found = np.array([chosen], object)
     if found.shape == (0,):
-        return NO_EXAMPLES
+        return everywhere(False, count)
     if found.dtype == bool and found.shape == (count,):
-        return np.flatnonzero(found)
+        return found
     if found.ndim != 1 or not np.issubdtype(found.dtype, np.integer):
         raise InvalidValue(
             f"exclude gives {found.dtype} of shape {found.shape}; it must be a list of numbers "
@@ -280,15 +294,44 @@ def select(exclude: Exclude, given: Any, count: int) -> np.ndarray:
     if found.min() < 0 or found.max() >= count:
         wrong = found[(found < 0) | (found >= count)][0]
         raise InvalidValue(f"exclude holds {wrong}; examples are numbered from 0 to {count - 1:,}")
-    return np.unique(found.astype(np.int64))
+    selected = np.zeros(count, bool)
+    selected[found] = True
+    return selected
+
+
+def everywhere(value: bool, count: int) -> np.ndarray:
+    """The same bool `count` times, without memory for each."""
+    return np.broadcast_to(np.bool_(value), count)
+
+
+def store_mask(mask: np.ndarray) -> dict[str, Any]:
+    """A bool array as JSON: its length, and its bits, compressed.
+
+    >>> load_mask(store_mask(np.array([True, False, True, True]))).tolist()
+    [True, False, True, True]
+    """
+    bits = zlib.compress(np.packbits(mask).tobytes())
+    return {"length": len(mask), "bits": base64.b64encode(bits).decode()}
+
+
+def load_mask(stored: Mapping[str, Any]) -> np.ndarray:
+    """The bool array that `store_mask` stored.
+
+    Raises:
+        ValueError: it was not stored by `store_mask`, or altered.
+    """
+    try:
+        packed = zlib.decompress(base64.b64decode(stored["bits"], validate=True))
+        return np.unpackbits(np.frombuffer(packed, np.uint8), count=stored["length"]).astype(bool)
+    except (zlib.error, KeyError, TypeError) as error:
+        raise InvalidValue(f"{stored!r:.80} is not a mask of examples") from error
 
 
 def exclude_from(members: Mapping[str, Lengths], excluded: np.ndarray) -> dict[str, Lengths]:
-    """The corpora by name without some examples, which are numbered over all of them."""
+    """The corpora by name without some examples: a bool for each, one corpus after another."""
     first, found = 0, dict[str, Lengths]()
     for name, lengths in members.items():
-        mine = excluded[(excluded >= first) & (excluded < first + len(lengths))] - first
-        found[name] = lengths.exclude(mine)
+        found[name] = lengths.exclude(excluded[first : first + len(lengths)])
         first += len(lengths)
     return found
 
@@ -333,7 +376,8 @@ def as_lengths(lengths: Any) -> np.ndarray:
         if low < 0 or high >= 1 << 32:
             seen = low if low < 0 else high
             raise InvalidValue(f"lengths holds {seen:,}; a length is at least 0 and below 2**32")
-    return array
+    # NumPy makes floats of uint64 and int64 together.
+    return array.view(np.int64) if array.dtype == np.uint64 else array
 
 
 def chunks(lengths: np.ndarray) -> Iterator[np.ndarray]:

@@ -66,7 +66,7 @@ class Pieces:
         lengths, trees = self._lengths, self.trees
         self._room: Any = np.array(room) if lengths.ndim == 2 else room[0]
         self._drops = overflow == "drop"
-        self.overlong, self._left_out = lengths_lib.NO_EXAMPLES, self._of.excluded
+        self.overlong = lengths_lib.NO_EXAMPLES
         self._times = lengths_lib.NO_EXAMPLES  # the later pieces of each overlong example
         self.lost = 0
         longest = lengths.max(axis=0, initial=0)
@@ -79,7 +79,7 @@ class Pieces:
             longest = sizes.max(initial=0)
         else:
             longest = min(int(longest), room[0])
-            if len(self._left_out):
+            if self._of.num_excluded or self._drops:
                 longest = max(int(sizes.max()) for _, sizes in self._chunks())
             self.table = np.arange(int(self._units(longest)) + 1)[:, None]
         if trees is not None:  # the positions of a group are those of its longest path
@@ -96,12 +96,10 @@ class Pieces:
             np.unique(np.nonzero(chunk > self._room)[0]) + number * lengths_lib.CHUNK
             for number, chunk in enumerate(lengths_lib.chunks(lengths))
         ]
-        overlong = np.setdiff1d(np.concatenate(found), self._of.excluded, assume_unique=True)
-        self.overlong = overlong
+        overlong = np.concatenate(found)
+        self.overlong = overlong = overlong[self._of.stays[overlong]]
         if not len(overlong):
             return
-        if self._drops:
-            self._left_out = np.union1d(self._of.excluded, overlong)
         if overflow == "error":
             raise _overlong_error(lengths, overlong, room)
         if trees is not None and not self._drops and (trees[overlong, 1] > 0).any():
@@ -152,12 +150,15 @@ class Pieces:
 
         A size is 0 if the example is in no batch: left out, or dropped.
         """
-        sizes = self._lengths[begin:end]
-        if len(_within(self.overlong, begin, end)):
+        sizes, stays = self._lengths[begin:end], self._of.stays[begin:end]
+        if len(overlong := _within(self.overlong, begin, end)) and self._drops:
+            stays = stays.copy()
+            stays[overlong - begin] = False
+        elif len(overlong):
             sizes = np.minimum(sizes, self._room)
-        if len(left_out := _within(self._left_out, begin, end)):
+        if not stays.all():
             sizes = np.array(sizes)
-            sizes[left_out - begin] = 0
+            sizes[~stays] = 0
         return sizes
 
     def _chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -198,6 +199,15 @@ class Pieces:
             np.add.at(counts, self._units(last), 1)
         counts[0] = 0
         return counts
+
+    @functools.cached_property
+    def positions(self) -> np.ndarray:
+        """The positions of all pieces on each side: int64 [sides]."""
+        total = np.zeros(self.table.shape[1], np.int64)
+        for _, sizes in self._chunks():
+            total += sizes.reshape(len(sizes), -1).sum(axis=0, dtype=np.int64)
+        total[0] += self._later[2].sum()
+        return total
 
     @functools.cached_property
     def mean_positions(self) -> np.ndarray:

@@ -24,6 +24,7 @@ from pipeline.planning.lengths import (
     AnyLengths,
     Exclude,
     as_corpora,
+    load_mask,
     select_corpora,
     take_first,
 )
@@ -229,6 +230,8 @@ class Plan:
             each = dict(given)
             if "buckets" in each:
                 each["buckets"] = [Bucket(*shape) for shape in each["buckets"]]
+            if isinstance(each.get("exclude"), Mapping):
+                each["exclude"] = load_mask(each["exclude"])
             count = each.pop("examples", None)
             weights = each.get("weights")
             if isinstance(weights, Mapping) and (count is not None or plan is None):

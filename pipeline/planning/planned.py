@@ -35,7 +35,7 @@ class PlannedBatch:
     segments: np.ndarray
     epoch: int = 0
     epochs: np.ndarray | None = None
-    sources: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    sources: Mapping[str, float] = dataclasses.field(default_factory=dict)
     align: Align = 1
 
     @property

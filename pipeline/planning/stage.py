@@ -19,6 +19,7 @@ from pipeline.planning.lengths import (
     as_corpora,
     exclude_from,
     select,
+    store_mask,
     take_first,
 )
 from pipeline.planning.options import (
@@ -122,9 +123,13 @@ class Stage:
 
     @property
     def excluded(self) -> np.ndarray:
-        """The examples that are left out, numbered over all corpora: int64, ascending."""
-        each = zip(self.members.values(), self.firsts, strict=True)
-        return np.concatenate([one.excluded + first for one, first in each])
+        """Whether each example of all corpora is left out: bool [examples]."""
+        return np.concatenate([~lengths.stays for lengths in self.members.values()])
+
+    @property
+    def num_excluded(self) -> int:
+        """The number of examples of all corpora that are left out."""
+        return sum(lengths.num_excluded for lengths in self.members.values())
 
     @property
     def max_position(self) -> int:
@@ -147,17 +152,27 @@ class Stage:
         for name in ("align", "cost"):
             if found[name] == 1:  # it has no effect
                 del found[name]
-        own = {stream.name: stream.identity for stream in self.streams}
         if self.weights is None:
             del found["by"]
-            return found | own[""]
-        corpora = {name: {**own[name], "weight": f"{self.weights[name]}"} for name in own}
-        return found | {"ending": "repeat", "corpora": corpora}
+            return found | self.streams[0].identity
+        if not self.replans:
+            found["streams"] = "continue"
+        if "sides" in found:  # weights count tokens of the side with the loss
+            found["loss"] = names[self.streams[0].lengths.loss_side]
+        corpora = {
+            stream.name: {
+                "number": number,
+                **stream.identity,
+                "weight": f"{self.weights[stream.name]}",
+            }
+            for number, stream in enumerate(self.streams)
+        }
+        return found | {"corpora": corpora}
 
     @functools.cached_property
     def entry(self) -> Mapping[str, Any]:
         """The stage's entry in the data state."""
-        fingerprint = fingerprint_of(self.identity)
+        fingerprint = fingerprint_of({"from": self.start, **self.identity})
         return {"from": self.start, "fingerprint": fingerprint, "identity": self.identity}
 
     @classmethod
@@ -176,7 +191,7 @@ class Stage:
         if weights is None:
             del changes["by"]
         excluded = _select(exclude, lengths, members)
-        changes |= {"exclude": excluded.tolist()} if len(excluded) else {}
+        changes |= {"exclude": store_mask(excluded)} if excluded.any() else {}
         return cls(0, options, exclude_from(members, excluded), weights, lengths, changes)
 
     def change(
@@ -202,9 +217,10 @@ class Stage:
         if lengths is not None:
             members = self._extend(lengths, weights)
         shares = self.weights if weights is None else _as_shares(weights, members)
-        more = np.setdiff1d(_select(exclude, given, members), self.excluded)
+        more = _select(exclude, given, members)
+        more = more & np.concatenate([lengths.stays for lengths in members.values()])
         new = options.as_json(changes)
-        new |= {"exclude": more.tolist()} if len(more) else {}
+        new |= {"exclude": store_mask(more)} if more.any() else {}
         # If only weights and corpora are new, the present streams continue.
         replan = shares is None or bool(new)
         new |= _weights_as_json(shares) if weights is not None else {}
@@ -235,7 +251,7 @@ class Stage:
 
 
 def _select(exclude: Exclude, given: Any, members: Mapping[str, Lengths]) -> np.ndarray:
-    """The examples to leave out, numbered over all corpora."""
+    """Whether to leave out each example of all corpora: bool [examples]."""
     count = sum(map(len, members.values()))
     return select(exclude, take_first(given, count, several="" not in members), count)
 

@@ -110,10 +110,9 @@ class Pass:
         self._rows_per_batch = [bucket.rows for bucket in options.buckets]
         self._bits = functools.partial(random_bits, key)
         self.rows = layout.rows.sum(axis=1)
-        real, examples = layout.real.sum(axis=(0, 1)), int(layout.counts[1:].sum())
-        size = stream.lengths.count_by(
-            options.by, real.tolist(), options.costs, examples - pieces.num_later
-        )
+        examples = int(layout.counts[1:].sum()) - pieces.num_later
+        positions = pieces.positions.tolist()
+        size = stream.lengths.count_by(options.by, positions, options.costs, examples)
         self.size = max(size, 1)
         self._files = layout.files
         if layout.files is not None and runs is not None:
@@ -320,8 +319,8 @@ class Stream:
     def _plan_rest(self, spans: np.ndarray) -> tuple[Pass, int] | None:
         """The pass of the rest of open epochs, and the first of them; None without a position."""
         self.open_epochs = tuple(np.unique(spans[:, 0]).tolist())
-        if len(self.lengths.excluded):
-            stays = ~np.isin(spans[:, 1], self.lengths.excluded)
+        if self.lengths.num_excluded:
+            stays = self.lengths.stays[spans[:, 1]]
             spans, self.lost = spans[stays], spans[~stays]
         trees = self.lengths.trees
         trees = None if trees is None else trees[spans[:, 1]]

@@ -247,7 +247,7 @@ def test_batches_are_stacked_after_they_become_an_iterable(make):
 def test_batches_that_are_transformed_say_where_they_end(make):
     batches = make("plan")
     twice = iter(batches.repeat(2).map(reverse))
-    state = iter(batches).get_state() | {"step": len(batches) + 1}
+    state = batches.origin.state(len(batches) + 1)
     twice.set_state(state)
     np.testing.assert_equal(next(twice), reverse(batches[len(batches) + 1]))
     with pytest.raises(ValueError, match=f"end after {len(batches)}; give more epochs"):

@@ -171,7 +171,8 @@ def test_a_state_restores_at_every_step_in_any_order(corpus, buckets):
 def test_the_state_is_small_json_with_whole_numbers_of_any_kind(corpus, buckets):
     plan = Plan(corpus, buckets)
     plans = [plan.entries[0] | {"corpus": corpus.identity}]
-    expected = {"step": 3, "plans": plans, "digest": fingerprint_of(plans)}
+    expected = {"step": 3, "plans": plans}
+    expected["digest"] = fingerprint_of(expected)
     assert len(json.dumps(expected)) < 1024
     for kind in (int, np.int64, np.uint8, np.array):
         state = StateKey(plan, corpus).state(kind(3))
@@ -182,7 +183,7 @@ def test_the_state_is_small_json_with_whole_numbers_of_any_kind(corpus, buckets)
         grain.experimental.set_next_index(iterator, kind(4))
         for part in ("identity", "corpus"):  # who changes a state changes no later one
             iterator.get_state()["plans"][0][part].clear()
-        assert json.loads(json.dumps(iterator.get_state())) == expected | {"step": 4}
+        assert json.loads(json.dumps(iterator.get_state())) == StateKey(plan, corpus).state(4)
 
 
 def test_load_chooses_buckets(corpus):
@@ -367,8 +368,9 @@ def test_a_state_of_something_else_is_refused_by_what_changed(corpus, examples, 
     assert alone.resume(state) == alone.resume(alone.state(3)) == 3  # as far as it is known
     with pytest.raises(ValueError, match="has no corpus to compare with"):
         key.resume(alone.state(3))
-    with pytest.raises(ValueError, match="positions was None and is now continue"):
-        key.resume({**state, "positions": None})
+    for altered in ({"positions": None}, {"step": 4}):
+        with pytest.raises(ValueError, match="is not a data state, or was altered"):
+            key.resume({**state, **altered})
     restart = StateKey(plan, corpus, "restart").state(4)
     with pipeline.load(corpus, buckets=buckets, positions="restart") as loader:
         loader.set_state(json.loads(json.dumps(restart)))

@@ -47,7 +47,7 @@ def test_a_plan_that_changes_by_hand():
         [[0, 0, 0, 5], [0, 2, 0, 4], [0, 1, 0, 3]],
         [[0, 4, 0, 9], [0, 5, 0, 6]],
     ]
-    assert later.identity[1]["lengths"] == f"{plan.identity['lengths']} without 1 (35be322d)"
+    assert later.identity[1]["lengths"] == f"{plan.identity['lengths']} without 1 (45f83d17)"
     assert "from step 2 on: buckets, 1 more example left out" in str(later)
     # The rest of a split example is joined in longer rows.
     plan = Plan([20, 3, 20], [Bucket(1, 8)], shuffle=False).after(1, buckets=[Bucket(1, 32)])

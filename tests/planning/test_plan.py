@@ -50,7 +50,9 @@ def test_a_plan_by_hand():
 def test_golden_plan_so_that_a_changed_algorithm_raises_the_version():
     plan = Plan([3, 1, 2, 2, 4, 1, 3], [Bucket(2, 4), Bucket(1, 8)], seed=7)
     assert plan.identity == {
-        "plan": 10,
+        "plan": 11,
+        "attention": "dense",
+        "width": 1024,
         "lengths": "5e1ffcddd4216665",
         "buckets": "2x4+1x8",
         "seed": 7,
@@ -61,7 +63,7 @@ def test_golden_plan_so_that_a_changed_algorithm_raises_the_version():
         "max_segments": None,
         "tiers": 1,
     }
-    assert plan.fingerprint == "af5af878257787b1"
+    assert plan.fingerprint == "48cc371ff2b9f935"
     assert [batch.segments.tolist() for batch in batches_of(plan, 0) + batches_of(plan, 1)] == [
         [[0, 4, 0, 4], [1, 6, 0, 3], [1, 5, 0, 1]],
         [[0, 0, 0, 3], [0, 1, 0, 1], [1, 3, 0, 2], [1, 2, 0, 2]],

@@ -134,7 +134,8 @@ def test_another_corpus_joins_at_its_step():
     assert Plan(SOURCES, BUCKETS, weights=phases).fingerprint == grown.fingerprint
     less = grown.after(60, exclude=[5, 250])
     streams = less.stages[-1].streams
-    assert [each.lengths.excluded.tolist() for each in streams] == [[5], [], [40]]
+    left_out = [np.flatnonzero(~each.lengths.stays).tolist() for each in streams]
+    assert left_out == [[5], [], [40]]
     assert less.after(70, exclude=[250]).fingerprint == less.fingerprint
 
 
@@ -187,7 +188,7 @@ def test_shares_of_examples_come_near_weights_of_examples():
         return np.histogram(planned.segments[planned.segments[:, 2] == 0, 1], first)[0]
 
     # Of tokens, "chat" has 2.7% in place of 10%.
-    assert largest_deviations(mixture, 0, mixture.num_batches(0), 200, count).max() < 0.03
+    assert largest_deviations(mixture, 0, mixture.num_batches(0), 200, count).max() < 0.04
 
 
 def test_a_mixture_made_today_is_the_mixture_made_next_year():
@@ -195,10 +196,10 @@ def test_a_mixture_made_today_is_the_mixture_made_next_year():
     corpora = {"a": np.arange(150) * 37 % 61 + 1, "b": np.arange(60) * 29 % 90 + 5}
     mixture = Plan(corpora, BUCKETS, weights={"a": 2, "b": 1}, seed=3)
     assert mixture.identity["corpora"] == {
-        "a": {"lengths": "590bec908c91b7f5", "window": None, "weight": "2/3"},
-        "b": {"lengths": "67f55221dd006a14", "window": None, "weight": "1/3"},
+        "a": {"number": 0, "lengths": "590bec908c91b7f5", "window": None, "weight": "2/3"},
+        "b": {"number": 1, "lengths": "67f55221dd006a14", "window": None, "weight": "1/3"},
     }
-    assert mixture.fingerprint == "dc882f89370c0e22"
+    assert mixture.fingerprint == "e89fa3faceda0e04"
     order = "".join("sml"[BUCKETS.index(mixture.batch(step).bucket)] for step in range(24))
     assert order == "lllllllllmllllllllllllll"
     expected = ["74df08551a560965", "7f2be14d37b6691f", "e10a5ec86b4ce350"]

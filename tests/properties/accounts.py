@@ -144,7 +144,7 @@ class Accounts:
                 account.take(epoch, batch.segments[chosen, 1:])
                 cost = (batch.segments[chosen, 3:] * costs).sum()
                 tokens[name] = tokens.get(name, 0) + cost
-        return {name: int(cost) for name, cost in tokens.items()}
+        return {name: cost for name, cost in tokens.items() if cost}
 
 
 # ---- what holds for every plan

@@ -185,7 +185,7 @@ def test_another_number_of_buckets_is_advised_only_if_the_plan_can_have_it():
 def test_a_run_is_told_what_it_trains_with_and_measured_with_its_own_model(corpus):
     bucket = Bucket(4, 64)
     batches = {"tokens_per_batch": 300, "width": 16, "attention": "segment"}
-    plan = Plan(corpus, [bucket], seed=3)
+    plan = Plan(corpus, [bucket], seed=3, width=16, attention="segment")
     dataset = from_run(corpus, "the run", plan, batches)
     seen = measure(dataset, Options(dataset.options))
     own = {"tokens_per_batch": 300, "width": 16, "attention": "segment", "seed": 3}
