@@ -7,8 +7,8 @@ It is small JSON, the same on every host and for any number of hosts:
                             "corpus": {"tokens": "91f9…", …}}], "digest": "8c41…"}
 
 A plan that changes (`Plan.after`) has an entry for each of its stages, with what differs from the
-one before. If corpora join, an entry has the identity of all corpora so far, likewise. `"positions": "restart"` is there if batches are built with
-that option, and `"order"` if Grain slices or shuffles them: steps are then counted after that. The
+one before. If corpora join, an entry has the identity of all corpora so far, likewise.
+`"positions": "restart"` is there if batches are built with that option, and `"order"` if Grain slices or shuffles them: steps are then counted after that. The
 digest is that of all else.
 """
 
@@ -102,7 +102,7 @@ class StateKey(NamedTuple):
 
 
 def _shorten(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Entries with what differs from the one before: most changes are small, corpora may be many."""
+    """Entries with what differs from the one before: corpora may be many, and most stay."""
     known, found = dict[str, Any](), []
     for entry in entries:
         found.append({n: difference(known.get(n), v) for n, v in entry.items()})

@@ -1,0 +1,139 @@
+"""Equal fingerprints mean equal batches, whatever one thing is another."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline import Bucket, Plan
+from pipeline.errors import UserError
+from tests.planning.corpora import digests
+
+STEPS = (*range(12), 40, 999)
+SIDES = ("inputs", "patches")
+
+
+def corpus(rng, sides):
+    """A corpus with all that a plan asks one for."""
+    lengths, count = rng.integers(1, 40, (20, sides)), 20
+    if sides == 2:
+        return SimpleNamespace(lengths=lengths, side_names=SIDES, loss_side=0, silent=[3])
+    lengths, branches = lengths[:, 0], rng.integers(0, 2, count)
+    trees = np.stack([lengths // 2 + 1, branches, lengths**2 // 2 + 1], axis=1)
+    return SimpleNamespace(
+        lengths=lengths, files=np.full(4, 5), trees=trees, silent=np.array([3]), side_names=()
+    )
+
+
+def case(seed, sides, several):
+    rng = np.random.default_rng(seed)
+    corpora = {name: corpus(rng, sides) for name in ("a", "b", "c")[: 1 + several]}
+    lengths = [(24, 12), (40, 40)] if sides == 1 else [(24, 20), (40, 40)]
+    shapes = [n[0] if sides == 1 else dict(zip(SIDES, n, strict=True)) for n in lengths]
+    return {
+        "corpora": corpora,
+        "weights": dict.fromkeys(corpora, 1) if several else None,
+        "options": {
+            "buckets": [Bucket(3, shapes[0]), Bucket(2, shapes[1])],
+            "overflow": "drop",
+            "window": 9,
+        },
+        "changes": [
+            (4, {"seed": 5}),
+            (8, {"weights": dict.fromkeys(corpora, 2)} if several else {}),
+        ],
+    }
+
+
+def make(given):
+    """The plan, as it is made and changed."""
+    corpora, weights = given["corpora"], given["weights"]
+    lengths = next(iter(corpora.values())) if weights is None else corpora
+    extra = {} if weights is None else {"weights": weights}
+    plan = Plan(lengths, **extra, **given["options"])
+    for step, options in given["changes"]:
+        plan = plan.after(plan.next_block(step), **options)
+    return plan
+
+
+def of_first(change):
+    """A change of the first corpus."""
+
+    def apply(given):
+        name = next(iter(given["corpora"]))
+        change(given["corpora"][name])
+
+    return apply
+
+
+def option(**options):
+    return lambda given: given["options"].update(options)
+
+
+def other(attribute, function):
+    def change(one):
+        if (value := getattr(one, attribute, None)) is not None:
+            setattr(one, attribute, function(value))
+
+    return of_first(change)
+
+
+def swap(given):
+    given["corpora"] = dict(reversed(given["corpora"].items()))
+
+
+def rename(given):
+    given["corpora"]["z"] = given["corpora"].pop("a")
+    if given["weights"]:
+        given["weights"]["z"] = given["weights"].pop("a")
+        given["changes"] = given["changes"][:1]
+
+
+DIFFERENCES = {
+    "lengths": other("lengths", lambda n: np.concatenate([n[:1] + 1, n[1:]])),
+    "order of lengths": other("lengths", lambda n: n[::-1].copy()),
+    "files": other("files", lambda n: np.array([2, 8, 5, 5])),
+    "cost of groups": other("trees", lambda n: n * [1, 1, 3]),
+    "groups": other("trees", lambda n: n * [1, 0, 1]),
+    "silent": other("silent", lambda n: np.array([4])),
+    "side with loss": other("loss_side", lambda n: 1),
+    "order of corpora": swap,
+    "names of corpora": rename,
+    "seed": option(seed=1),
+    "shuffle": option(shuffle=False),
+    "packing": option(packing="none"),
+    "overflow": option(overflow="truncate"),
+    "window": option(window=14),
+    "segments": option(max_segments=2),
+    "tiers": option(tiers=2),
+    "align": option(align=4),
+    "cost": option(cost={"inputs": 1, "patches": 0.25}),
+    "attention": option(attention="segment"),
+    "width": option(width=1),
+    "by": option(by="examples"),
+    "excluded": option(exclude=[1]),
+    "step of a change": lambda given: given.update(changes=[(6, {"seed": 5})]),
+    "a change": lambda given: given.update(changes=[(4, {"seed": 6})]),
+    "what is planned again": lambda given: given.update(
+        changes=[(4, {"seed": 5}), (8, {"seed": 5})]
+    ),
+    "excluded later": lambda given: given.update(changes=[(4, {"exclude": [2]})]),
+}
+
+
+@pytest.mark.parametrize("difference", DIFFERENCES)
+@settings(max_examples=12)
+@given(st.integers(0, 999), st.sampled_from([1, 2]), st.integers(0, 2))
+def test_plans_of_one_fingerprint_have_the_same_batches(difference, seed, sides, several):
+    one, two = case(seed, sides, several), case(seed, sides, several)
+    DIFFERENCES[difference](two)
+    try:
+        plan, changed = make(one), make(two)
+    except UserError:  # not for such corpora
+        return
+    if plan.fingerprint == changed.fingerprint:
+        assert digests(plan, STEPS) == digests(changed, STEPS)
+        names = [plan.batch(step).sources for step in STEPS]
+        assert names == [changed.batch(step).sources for step in STEPS]
