@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable
 from typing import Any, cast
 
-from pipeline.errors import Late
+from pipeline.errors import Late, NotInstalled
 from pipeline.planning.identity import fingerprint_of
 
 # Seconds of one request to the store; signals are handled between requests.
@@ -34,7 +34,14 @@ class Exchange:
 
     def __init__(self, processes: Iterable[int] | None = None, *, seconds: float = 600.0):
         import jax
-        from jax._src import distributed  # as orbax does; JAX has no other way to the store
+
+        try:  # as orbax does; JAX has no other way to the store
+            from jax._src import distributed
+        except ImportError as error:
+            raise NotInstalled(
+                f"JAX {jax.__version__} keeps its key-value store elsewhere than in jax._src."
+                "distributed, by which hosts tell one another small values; use JAX 0.10 to 0.12"
+            ) from error
 
         every = range(jax.process_count()) if processes is None else processes
         self._processes, self._seconds, self._round = sorted(every), seconds, 0

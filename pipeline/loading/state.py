@@ -8,8 +8,8 @@ It is small JSON, the same on every host and for any number of hosts:
 
 A plan that changes (`Plan.after`) has an entry for each of its stages, with what differs from the
 one before. If corpora join, an entry has the identity of all corpora so far, likewise.
-`"positions": "restart"` is there if batches are built with that option, and `"order"` if Grain slices or shuffles them: steps are then counted after that. The
-digest is that of all else.
+`"positions": "restart"` is there if batches are built with that option, and `"order"` if Grain
+slices or shuffles them: steps are then counted after that. The digest is that of all else.
 """
 
 import contextlib

@@ -11,6 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+# Best fit keeps a bit for each free room of a row, in words of 2**SHIFT bits.
+SHIFT = 15
+MASK = (1 << SHIFT) - 1
+
 
 class Pattern(NamedTuple):
     """The content of a row, and the number of rows that have this content.
@@ -114,10 +118,11 @@ def best_fit(
     """
     limit, may_open = max_segments or length, opens.tolist()
     # An entry is a set of equal rows: (pieces, segments, rows). `open_rows` maps the free room of a
-    # row to its entries; bit r of `rooms` is set if `open_rows[r]` is not empty.
+    # row to its entries. Bit r of `rooms`, which are words of 2**SHIFT bits, is set if the entries
+    # of room r are not empty, and bit w of `words` if word w is not 0.
     open_rows: dict[int, list] = {}
     found: list[Pattern] = []
-    rooms = 0
+    rooms, words = [0] * ((length >> SHIFT) + 1), 0
     # Planning spends most of its time in this loop, so it calls few functions and makes patterns by
     # `tuple.__new__`.
     there: list | None
@@ -125,9 +130,15 @@ def best_fit(
     some = np.flatnonzero(counts[1 : length + 1])[::-1] + 1
     remaining = []
     for size, count in zip(some.tolist(), counts[some].tolist(), strict=True):
+        word, bit = size >> SHIFT, size & MASK
         while count:
-            if fitting := rooms >> size:
+            if fitting := rooms[word] >> bit:
                 free = size + (fitting & -fitting).bit_length() - 1
+            elif fitting := words >> word + 1:
+                free = word + (fitting & -fitting).bit_length()
+                fitting = rooms[free]
+                free = (free << SHIFT) + (fitting & -fitting).bit_length() - 1
+            if fitting:
                 there = open_rows[free]
                 pieces, segments, rows = there[-1]
                 each = free // size
@@ -141,7 +152,9 @@ def best_fit(
                 else:
                     there.pop()
                     if not there:
-                        rooms ^= 1 << free
+                        rooms[free >> SHIFT] ^= 1 << (free & MASK)
+                        if not rooms[free >> SHIFT]:
+                            words ^= 1 << (free >> SHIFT)
             elif may_open[size]:
                 each = length // size
                 if each > limit:
@@ -160,14 +173,16 @@ def best_fit(
                     there.append(((*pieces, (size, each)), more, full))
                 else:
                     open_rows[left] = [((*pieces, (size, each)), more, full)]
-                    rooms |= 1 << left
+                    rooms[left >> SHIFT] |= 1 << (left & MASK)
+                    words |= 1 << (left >> SHIFT)
             if part:  # fewer than `each` remain, for one more row
                 left = free - count * size
                 if there := open_rows.get(left):
                     there.append(((*pieces, (size, count)), segments + count, 1))
                 else:
                     open_rows[left] = [((*pieces, (size, count)), segments + count, 1)]
-                    rooms |= 1 << left
+                    rooms[left >> SHIFT] |= 1 << (left & MASK)
+                    words |= 1 << (left >> SHIFT)
                 count = 0
         remaining.append(count)
     counts[some] = remaining

@@ -82,10 +82,11 @@ class Plan:
         shuffle: whether each epoch shuffles examples, rows, batches and buckets again; default
             True. False makes every epoch the same (but for rows that `tiers` deal to other steps),
             with rows in the order of their longest example.
-        packing: "best_fit" (default); "fill", which also cuts examples, the longest first, to fill
-            the gaps that best fit leaves (not for several sides or groups, nor with `align`; pieces
-            have at least 32 positions, or an eighth of a row below 256); or "none", one
-            example per row.
+        packing: "best_fit" (default): whole examples in rows of best fit, or in rows that are
+            filled exactly, whichever costs less; "fill", which also cuts examples, the longest
+            first, to fill the gaps that best fit leaves (not for several sides or groups, nor with
+            `align`; pieces have at least 32 positions, or an eighth of a row below 256); or "none",
+            one example per row.
         overflow: what to do with examples longer than the longest bucket: "split" them (not for
             pairs, whose targets would lose their inputs), "truncate" or "drop" them, or raise an
             "error". Default None: "split", for pairs "error". A group is never cut: where it is too
@@ -102,6 +103,9 @@ class Plan:
         cost: what a position costs, for each side by name, such as `{"inputs": 1, "patches": 0.5,
             "images": 0}`. Figures weigh positions by it; a side that costs nothing only limits what
             a row holds. Default 1 for every side.
+        attention: the attention of the model, "dense" (default) or "segment"; and
+        width: its width, 1,024 by default, which give the cost of a row, as for `fit_buckets`: rows
+            with much room move to a longer bucket where that costs less.
         tiers: the number of consecutive steps whose rows are sorted by the cost of their attention
             and dealt to these steps again, in each bucket, so that the rows of a batch cost about
             the same; default 1. Together, the steps have the same rows for every value.
@@ -169,8 +173,9 @@ class Plan:
 
         No position is lost or repeated: the positions that remain of the epochs in progress at
         `step` are planned again, and whole epochs follow. This takes as long as planning an epoch,
-        at any step. Another `overflow` brings back nothing in the epochs in progress: positions
-        that they truncated or dropped stay so until the next epoch.
+        at any step, and up to 72 bytes of memory for each example that remains. Another `overflow`
+        brings back nothing in the epochs in progress: positions that they truncated or dropped stay
+        so until the next epoch.
 
         >>> plan = Plan([5, 3, 4, 2, 1], [Bucket(rows=1, length=8)])
         >>> later = plan.after(1, buckets=[Bucket(rows=2, length=8)]).after(7, exclude=[0])

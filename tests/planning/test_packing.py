@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline import Bucket, Plan
+from pipeline.planning import patterns
 from pipeline.planning.options import Options
 from pipeline.planning.patterns import best_fit
 from pipeline.report import measure_epoch
@@ -20,10 +21,10 @@ def pack(lengths, buckets, **options):
     )
 
 
-def as_rows(patterns):
+def as_rows(found):
     return [
         np.repeat(*zip(*pattern.pieces, strict=True)).tolist()
-        for pattern in patterns
+        for pattern in found
         for _ in range(pattern.rows)
     ]
 
@@ -40,10 +41,14 @@ def slow_best_fit(counts, length, opens_above):
     return rows
 
 
+@pytest.mark.parametrize("shift", [2, 15])  # rooms in several words of bits, as in long rows
 @given(histograms(60), st.integers(40, 43), st.integers(0, 40))
-def test_histogram_packing_makes_the_rows_of_packing_one_by_one(counts, length, opens_above):
+def test_histogram_packing_makes_the_rows_of_packing_one_by_one(shift, counts, length, opens_above):
     left, sizes = counts.copy(), np.arange(41)
-    at_once = as_rows(best_fit(left, length, sizes > opens_above))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(patterns, "SHIFT", shift)
+        patch.setattr(patterns, "MASK", (1 << shift) - 1)
+        at_once = as_rows(best_fit(left, length, sizes > opens_above))
     one_by_one = slow_best_fit(counts, length, opens_above)
     assert sorted(map(sum, at_once)) == sorted(map(sum, one_by_one))
     placed = np.bincount([size for row in at_once for size in row], minlength=41)
