@@ -18,7 +18,7 @@ from pipeline.cli.arguments import parser
 ROOT = pathlib.Path(__file__).parent.parent
 # In the order in which a batch comes about; then the rooms that look at a run, and the others.
 ROOMS = (
-    *("text", "corpus", "planning", "loading", "steps"),
+    *("text", "corpus", "planning", "loading", "fields", "steps"),
     *("history", "scoring", "report", "trainer", "fs"),
 )
 

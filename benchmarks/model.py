@@ -9,7 +9,7 @@ from flax import nnx
 from models.config import TransformerConfig
 from models.decoder import Decoder
 from models.loss import cross_entropy
-from pipeline.loading.field_names import INPUTS
+from pipeline.fields.names import INPUTS
 from pipeline.text.tokenizers import Bytes
 
 ON_CPU = jax.default_backend() == "cpu"

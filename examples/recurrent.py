@@ -20,7 +20,7 @@ import optax
 from flax import nnx
 
 import pipeline
-from pipeline.loading import segment_starts
+from pipeline.fields import segment_starts
 
 WIDTH, LAYERS, HEADS = 32, 2, 4
 CHUNK, TAPS = 16, 4  # columns of a chunk, and of the convolution

@@ -37,16 +37,8 @@ if TYPE_CHECKING:
         prepare_pairs,
     )
     from pipeline.corpus import engines as engines
-    from pipeline.loading import (
-        Batch,
-        Batches,
-        Loader,
-        attention_mask,
-        follow,
-        load,
-        rename,
-        to_global,
-    )
+    from pipeline.fields import attention_mask, follow, rename
+    from pipeline.loading import Batch, Batches, Loader, load, to_global
     from pipeline.scoring import pack, score, unpack
     from pipeline.text import Feature
     from pipeline.text import sources as sources
@@ -55,15 +47,17 @@ if TYPE_CHECKING:
 
 # Names that are imported when first used, by room (all others are in `corpus`); and modules.
 _NAMES: dict[str, tuple[str, ...]] = {
-    "loading": (
-        *("Batch", "Batches", "Loader", "attention_mask", "follow", "load", "rename", "to_global"),
-    ),
+    "fields": ("attention_mask", "follow", "rename"),
+    "loading": ("Batch", "Batches", "Loader", "load", "to_global"),
     "scoring": ("pack", "score", "unpack"),
     "text": ("Feature",),
 }
 _MODULES = {"engines": "corpus.engines"}
 _MODULES |= {name: f"text.{name}" for name in ("sources", "templates", "tokenizers")}
-_ROOMS = ("corpus", "fs", "history", "loading", "planning", "report", "scoring", "steps", "text")
+_ROOMS = (
+    *("corpus", "fields", "fs", "history", "loading", "planning", "report", "scoring", "steps"),
+    "text",
+)
 
 __all__ = [
     "Batch",

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import pipeline
 from pipeline import Batches, Bucket, Corpora, Corpus, Examples, Feature, Plan, follow, pack, unpack
 from pipeline.corpus import CAUSAL, open_corpus
-from pipeline.loading import cu_seqlens
+from pipeline.fields import cu_seqlens
 from pipeline.loading.loader import Loader
 from pipeline.loading.sharding import CONTEXT_ORDERS, batch_sharding, column_order, field_specs
 from tests.loading.definition import require_same

@@ -9,7 +9,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import pipeline
 from pipeline import Bucket, Examples
-from pipeline.loading import cu_seqlens, segment_starts, targets_ahead
+from pipeline.fields import cu_seqlens, segment_starts, targets_ahead
 from pipeline.steps import (
     Compiled,
     make_eval_step,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import pipeline
 from pipeline import Batches, Bucket, Examples, Plan, attention_mask
-from pipeline.loading import cu_seqlens, segment_starts, targets_ahead
+from pipeline.fields import cu_seqlens, segment_starts, targets_ahead
 from pipeline.steps import segment_last, segment_mean
 from tests.loading.definition import define_segments
 
