@@ -1,14 +1,11 @@
 """Assembly: the batch of each step, made of the rows that the schedule gives it.
 
-Within a batch, rows are ordered so that devices have about the same work. With attention within
-segments, a row with one long document costs many times a row of short ones, and every device waits
-for the one with the costliest row. So the rows of a block of steps may also be sorted by cost and
-cut into batches, called tiers. The tiers come in random order; the block has the same rows as
-without tiers.
+Within a batch, rows are ordered so that devices have about the same work.
 """
 
 import functools
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,7 +15,6 @@ from pipeline.planning.cache import WindowCache
 from pipeline.planning.layout import ranges
 from pipeline.planning.lengths import weigh
 from pipeline.planning.options import Options
-from pipeline.planning.order import Purpose, permutation, random_bits, random_key
 from pipeline.planning.planned import PlannedBatch
 from pipeline.planning.schedule import Schedule
 from pipeline.planning.stream import Rows, Stream
@@ -32,46 +28,36 @@ KEPT = 4
 
 
 class Assembly:
-    """The batches of a stage.
-
-    A block is `options.tiers` consecutive steps of the plan, counted from step 0. Blocks are cut
-    where the stage begins and where an epoch ends.
-    """
+    """The batches of a stage."""
 
     def __init__(self, streams: Sequence[Stream], schedule: Schedule, options: Options):
         self._streams, self._schedule, self._options = streams, schedule, options
         self._asked = -1  # the step of the last call of `batch`
-        self._block = range(0)  # the last block that was looked up
         self._blocks = WindowCache(KEPT)
 
     def block(self, step: int) -> range:
-        """The steps among which the rows of `step` are dealt."""
-        tiers = self._options.tiers
-        return range(step, step + 1) if tiers == 1 else self._block_around(step, tiers)
-
-    def _block_around(self, step: int, size: int) -> range:
-        if step not in (block := self._block):
-            block = self._block = self._schedule.block_around(step, size)
-        return block
+        """The steps around a step between which the plan cannot change: the step alone."""
+        return range(step, step + 1)
 
     def batch(self, step: int) -> PlannedBatch:
         """The batch of a step."""
-        steps = self.block(step)
-        if self._streams[0].mixed and self._options.tiers == 1:
-            if 0 <= step - self._asked <= TOGETHER // 2:
-                steps = self._block_around(step, TOGETHER)
-            self._asked = step
-        if len(steps) == 1:
+        in_order = 0 <= step - self._asked <= TOGETHER // 2
+        self._asked = step
+        if not self._streams[0].mixed or not in_order:
             bucket, taken = self._schedule.at(step)
             rows, shape = self.gather(bucket, taken), self._options.buckets[bucket]
-            return self.make_batch(rows, shape, None, self._schedule.epoch_of(step))
-        return self.make_batch(*self._blocks.get(steps, 1, self._assemble, steps)[step])
+            return self.make_batch(
+                Selection(step, shape, rows, epoch=self._schedule.epoch_of(step))
+            )
+        steps = self._schedule.block_around(step, TOGETHER)
+        return self.make_batch(self._blocks.get(steps, 1, self._assemble, steps)[step])
 
-    def _assemble(self, steps: range) -> dict[int, tuple["Gathered", Bucket, np.ndarray, int]]:
-        """The arguments of `make_batch` for each of a block of steps.
+    def _assemble(self, steps: range) -> dict[int, "Selection"]:
+        every = (each for of_bucket in self.select(steps).values() for each in of_bucket)
+        return {each.step: each for each in every}
 
-        The rows of each bucket are gathered at once.
-        """
+    def select(self, steps: range) -> dict[int, list["Selection"]]:
+        """The rows of some steps of an epoch, by the number of the bucket, gathered at once."""
         wanted = {step: self._schedule.at(step) for step in steps}
         epoch, found = self._schedule.epoch_of(steps.start), {}
         for bucket in {each for each, _ in wanted.values()}:
@@ -84,12 +70,12 @@ class Assembly:
                 joined[number] = number, begin, before + count
             rows, shape = self.gather(bucket, joined.values()), self._options.buckets[bucket]
             owners = np.repeat([n for *_, n in taken], [count for _, _, count, _ in taken])
-            if self._options.tiers > 1:
-                owners = self._sort_tiers(rows.costs, owners, steps.start, bucket)
             edges = np.bincount(owners).cumsum()[:-1]
             numbers = np.split(owners.argsort(kind="stable"), edges)
-            for step, of_step in zip(mine, numbers, strict=True):
-                found[step] = rows, shape, of_step, epoch
+            found[bucket] = [
+                Selection(step, shape, rows, of_step, epoch)
+                for step, of_step in zip(mine, numbers, strict=True)
+            ]
         return found
 
     def gather(self, bucket: int, taken: Iterable[tuple[int, int, int]]) -> "Gathered":
@@ -102,26 +88,9 @@ class Assembly:
             ]
         )
 
-    def _sort_tiers(
-        self, costs: np.ndarray, owners: np.ndarray, block: int, bucket: int
-    ) -> np.ndarray:
-        """The batch of each row of a block after sorting rows by cost: int64 [rows].
-
-        This is the cost of attention; the other costs of a row depend only on its static length.
-        """
-        sizes = np.bincount(owners)
-        order = np.arange(len(sizes))
-        if self._options.shuffle:
-            key = random_key(self._options.seed, "tiers", bucket)
-            order = permutation(random_bits(key, Purpose.TIERS, len(sizes), window=block))
-        owners = np.empty(len(costs), np.int64)
-        owners[(-costs).argsort(kind="stable")] = order.repeat(sizes[order])
-        return owners
-
-    def make_batch(
-        self, rows: "Gathered", shape: Bucket, mine: np.ndarray | None, epoch: int
-    ) -> PlannedBatch:
-        """A batch of some shape, of all of `rows` or of those with the numbers `mine`."""
+    def make_batch(self, selection: "Selection") -> PlannedBatch:
+        """The batch of some rows."""
+        _, shape, rows, mine, epoch = selection
         costs = rows.costs if mine is None else rows.costs[mine]
         order, places = balance(costs, shape.rows)
         order = order if mine is None else mine[order]
@@ -140,6 +109,16 @@ class Assembly:
             if count
         }
         return PlannedBatch(shape, segments, epoch, epochs, sources, self._options.align)
+
+
+class Selection(NamedTuple):
+    """The rows of a step."""
+
+    step: int
+    shape: Bucket
+    rows: "Gathered"
+    numbers: np.ndarray | None = None  # of those of `rows` that it has; None: all
+    epoch: int = 0
 
 
 class Gathered:

@@ -31,6 +31,7 @@ from pipeline.planning.options import (
 )
 from pipeline.planning.schedule import Mixture, Schedule, Single, Taken
 from pipeline.planning.stream import Stream
+from pipeline.planning.tiers import Tiers
 
 # The cache holds windows with this many pieces; more if needed at a time.
 CACHED = 1 << 22
@@ -52,6 +53,7 @@ class Stage:
             else it has other weights than that, and perhaps more corpora.
         streams: the stream of each corpus, in order.
         schedule: the bucket and the rows of each step.
+        plain: the batches of each step before tiers deal their rows.
         assembly: the batches of each step.
     """
 
@@ -74,7 +76,10 @@ class Stage:
         present = () if before is None else before.streams
         self.streams: tuple[Stream, ...] = self._make_streams(present, taken if replan else None)
         self.schedule: Schedule = self._make_schedule(before, None if replan else taken)
-        self.assembly = Assembly(self.streams, self.schedule, options)
+        self.plain = Assembly(self.streams, self.schedule, options)
+        self.assembly: Assembly | Tiers = self.plain
+        if options.tiers > 1:
+            self.assembly = Tiers(self.plain, self.schedule, options)
 
     def _make_streams(self, before: Sequence[Stream], taken: Taken | None) -> tuple[Stream, ...]:
         """The stream of each corpus.

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import InvalidValue
+from pipeline.planning.assembly import Selection
 from pipeline.planning.bucket import Bucket, as_buckets, as_shapes
 from pipeline.planning.figures import Counts
 from pipeline.planning.lengths import AnyLengths, weigh
@@ -79,7 +80,7 @@ class Tailed(Plan):
     @functools.cached_property
     def _batches(self) -> list[PlannedBatch]:
         (stage,), found = self.stages, list[PlannedBatch]()
-        (stream,), assembly = stage.streams, stage.assembly
+        (stream,), assembly = stage.streams, stage.plain
         for index, (group, count) in enumerate(zip(self.groups, stream.whole.rows, strict=True)):
             if not count:
                 continue
@@ -88,7 +89,7 @@ class Tailed(Plan):
             for bucket, number in zip(group, count_batches(len(order), group), strict=True):
                 for _ in range(number):
                     mine, order = order[: bucket.rows], order[bucket.rows :]
-                    found.append(assembly.make_batch(rows, bucket, mine, epoch=0))
+                    found.append(assembly.make_batch(Selection(len(found), bucket, rows, mine)))
         return found
 
     def batch(self, step: int) -> PlannedBatch:
@@ -142,6 +143,10 @@ def count_batches(rows: int, group: Group) -> list[int]:
     """
     sizes = [bucket.rows for bucket in group]
     whole, last = divmod(rows, sizes[0])
+    if last <= sizes[-1]:  # also where buckets are huge, for which the table below would be
+        found = [whole, *[0] * (len(sizes) - 1)]
+        found[-1] += last > 0
+        return found
     # By the number of rows that batches can fill, how many of each bucket are the fewest.
     ways = {0: [0] * len(sizes)}
     for count in range(1, last + sizes[-1]):
