@@ -33,6 +33,7 @@ class Assembly:
     def __init__(self, streams: Sequence[Stream], schedule: Schedule, options: Options):
         self._streams, self._schedule, self._options = streams, schedule, options
         self._asked = -1  # the step of the last call of `batch`
+        self._block = range(0)  # the last steps that were looked up
         self._blocks = WindowCache(KEPT)
 
     def block(self, step: int) -> range:
@@ -46,10 +47,10 @@ class Assembly:
         if not self._streams[0].mixed or not in_order:
             bucket, taken = self._schedule.at(step)
             rows, shape = self.gather(bucket, taken), self._options.buckets[bucket]
-            return self.make_batch(
-                Selection(step, shape, rows, epoch=self._schedule.epoch_of(step))
-            )
-        steps = self._schedule.block_around(step, TOGETHER)
+            epoch = self._schedule.epoch_of(step)
+            return self.make_batch(Selection(step, shape, rows, epoch=epoch))
+        if step not in (steps := self._block):
+            steps = self._block = self._schedule.block_around(step, TOGETHER)
         return self.make_batch(self._blocks.get(steps, 1, self._assemble, steps)[step])
 
     def _assemble(self, steps: range) -> dict[int, "Selection"]:

@@ -44,7 +44,8 @@ class Tiers:
         """The rows of each of a block of steps."""
         found = {}
         for bucket, selections in self._assembly.select(steps).items():
-            rows, sizes = selections[0].rows, [len(each.numbers) for each in selections]
+            rows = selections[0].rows
+            sizes = [len(rows.costs[each.numbers]) for each in selections]
             order = np.arange(len(sizes))
             if self._options.shuffle:
                 key = random_key(self._options.seed, "tiers", bucket)
