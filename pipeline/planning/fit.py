@@ -44,6 +44,9 @@ WORTH, WORTH_UNPACKED = 0.01, 0.001
 # The values tried for `length_multiple=None`. A smaller one must save this share of the cost.
 MULTIPLES, WORTH_FINER = (128, 64, 32, 16), 0.02
 
+# The share of a token budget that batches may leave unused in the mean without a warning.
+UNUSED = 0.15
+
 # The number of examples in a sample of several corpora, to which buckets are fitted.
 TYPICAL = 1 << 20
 
@@ -76,9 +79,10 @@ def fit_buckets(
     `attention="dense"`, a row of `L` positions costs `L + L²/(6·width)`: attention scores cost
     `L/(6·width)` times the rest of a Transformer layer whose MLP is four times as wide. With
     `attention="segment"`, which skips other segments, and with packing "none", it costs `L`. The
-    cheapest set of each number of buckets is found. Each further bucket, which is one more
-    compilation, must save 1% of the positions and a third of the attention, since the formula does
-    not know the machine; with packing "none", 0.1% of the positions.
+    cheapest set of each number of buckets is searched for: with one side, sets were within 2% of
+    the cheapest in tests; with several, the search may miss some percent. Each further bucket,
+    which is one more compilation, must save 1% of the positions and a third of the attention, since
+    the formula does not know the machine; with packing "none", 0.1% of the positions.
 
     >>> lengths = np.repeat([120, 2000], [1000, 12])
     >>> fit_buckets(lengths, tokens_per_batch=8192, max_buckets=2)
@@ -151,6 +155,14 @@ def fit_buckets(
     enough = "; one bucket is enough" * (len(chosen.buckets) == 1 < max_buckets)
     shapes = ", ".join(map(str, chosen.buckets))
     logger.info(f"buckets {shapes}; cost per token, by number of buckets: {costs}{enough}")
+    mean = chosen.positions / sum(chosen.batches)
+    if mean < (1 - UNUSED) * tokens_per_batch:
+        logger.warning(
+            f"batches have {mean:,.0f} positions of tokens_per_batch={tokens_per_batch:,} in the "
+            f"mean ({shapes}): numbers of rows are multiples of row_multiple={row_multiple}, and "
+            f"more rows would be too many; tokens_per_batch={fit.more_rows(chosen.buckets):,} has "
+            "room for them"
+        )
     return chosen.buckets
 
 
@@ -247,6 +259,11 @@ class Fit:
             limit=None if self._limits is None else room,
             worth=worth,
         )
+
+    def more_rows(self, buckets: Sequence[Bucket]) -> int:
+        """The least budget with which each of some buckets has more rows."""
+        sizes = ((b.rows + self._row_multiple, weigh(b.lengths, self.costs)) for b in buckets)
+        return math.ceil(max(rows * size for rows, size in sizes))
 
     def _rules(self, room: np.ndarray) -> Options:
         """The options of a plan whose longest bucket is `room`, which cuts longer examples."""

@@ -212,3 +212,16 @@ def test_two_buckets_are_nearly_as_cheap_as_the_best_two_of_a_grid(packing, atte
     every = [Bucket(1024 // sum(shape) // 2 * 2, shape) for shape in shapes]
     sets = [(every[-1],)] if len(chosen) == 1 else [(each, every[-1]) for each in every[:-1]]
     assert cost(chosen) <= 1.02 * min(map(cost, sets))
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"), [(8, "6,144 positions of tokens_per_batch=8,192"), (1, "")]
+)
+def test_a_budget_that_batches_leave_unused_is_said_with_one_that_they_use(rows, said, caplog):
+    options = {"max_buckets": 1, "row_multiple": rows}
+    fit_buckets([700] * 100, tokens_per_batch=8192, **options)
+    assert said in caplog.text
+    assert bool(said) == ("tokens_per_batch=12,288 has room" in caplog.text)
+    caplog.clear()
+    fit_buckets([700] * 100, tokens_per_batch=12_288, **options)
+    assert not caplog.text
