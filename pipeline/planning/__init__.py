@@ -11,7 +11,8 @@ the modules build on each other:
 - stream: the passes of one corpus under given options, one after another (`stream`).
 - schedule: the bucket of each step, and the rows it takes from each stream (`schedule`).
 - assembly: the batches of these rows (`assembly`).
-- stage: the options, streams and schedule from a step on (`stage`). A plan is a list of stages.
+- stage: the options, streams and schedule from a step on (`stage`); `tiers` deal its rows again.
+- change: a further stage. A plan is a list of stages (`changes`, `plan`).
 """
 
 from pipeline.planning.bucket import Bucket

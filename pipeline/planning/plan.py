@@ -4,7 +4,6 @@ import functools
 import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
-from fractions import Fraction
 from typing import Any, Unpack
 
 import numpy as np
@@ -17,18 +16,12 @@ from pipeline.errors import (
     require_whole,
     suggest_option,
 )
+from pipeline.planning import changes as changes_lib
 from pipeline.planning.bucket import Bucket, as_buckets
 from pipeline.planning.figures import Counts, count_steps, describe
 from pipeline.planning.identity import fingerprint_of
-from pipeline.planning.lengths import (
-    AnyLengths,
-    Exclude,
-    as_corpora,
-    load_mask,
-    select_corpora,
-    take_first,
-)
-from pipeline.planning.options import Changes, Options, PlanOptions, Weights, as_phases
+from pipeline.planning.lengths import AnyLengths, Exclude
+from pipeline.planning.options import Changes, Options, PlanOptions, Weights
 from pipeline.planning.planned import PlannedBatch
 from pipeline.planning.stage import Stage
 from pipeline.planning.stream import Stream
@@ -133,12 +126,7 @@ class Plan:
                 names = [*PLANNING, "lengths", "buckets"]
                 raise InvalidType(f"Plan() has no option {suggest_option(name, names)}")
         checked = Options(buckets=as_buckets(buckets), **options)
-        shares: Mapping[str, Fraction] | None = None
-        later: list[tuple[int, dict[str, Fraction]]] = []
-        if weights is not None:
-            (_, shares), *later = as_phases(weights, tuple(as_corpora(lengths)))
-        first = Stage.begin(lengths, checked, shares, exclude)
-        self._set(_add_phases([first], later, lengths))
+        self._set(changes_lib.begin(lengths, checked, weights, exclude))
 
     def _set(self, stages: Iterable[Stage], first: int = 0) -> None:
         self.stages, self.first = tuple(stages), first
@@ -204,20 +192,8 @@ class Plan:
         """
         step = require_whole("step", step, 0)
         check_first(step, self.first)
-        past = [stage for stage in self.stages if stage.start <= step]
-        later = self.stages[len(past) :]
-        if fixed := [each for each in later if each.replans]:
-            raise InvalidValue(
-                f"step is {step:,}, and the last change of options is at step "
-                f"{fixed[-1].start:,}; give that step or a later one"
-            )
-        last = past[-1]
-        following = last.change(step, lengths=lengths, exclude=exclude, weights=weights, **changes)
-        if last.weights is not None and not following.changes:
-            return self
-        phases = [(each.start, each.weights) for each in later if weights is None and each.weights]
-        stages = _add_phases([*past, following], phases, self.stages[-1].given)
-        return self.from_stages(stages, self.first)
+        given: Any = {"lengths": lengths, "exclude": exclude, "weights": weights, **changes}
+        return self.from_stages(changes_lib.after(self.stages, step, **given), self.first)
 
     @classmethod
     def replay(cls, lengths: Any, changes: Iterable[tuple[int, Mapping[str, Any]]]) -> "Plan":
@@ -231,22 +207,8 @@ class Plan:
             ValueError: `changes` is empty, or `Plan` or `after` raises it.
         """
         plan: Plan | None = None
-        for step, given in changes:
-            each = dict(given)
-            if "buckets" in each:
-                each["buckets"] = [Bucket(*shape) for shape in each["buckets"]]
-            if isinstance(each.get("exclude"), Mapping):
-                each["exclude"] = load_mask(each["exclude"])
-            count = each.pop("examples", None)
-            weights = each.get("weights")
-            if isinstance(weights, Mapping) and (count is not None or plan is None):
-                each["lengths"] = select_corpora(lengths, weights)
-            elif count is not None:
-                each["lengths"] = take_first(lengths, count)
-            if plan is None:
-                plan = cls(each.pop("lengths", lengths), each.pop("buckets"), **each)
-            else:
-                plan = plan.after(step, **each)
+        for step, each in changes_lib.read(changes, lengths):
+            plan = cls(**each) if plan is None else plan.after(step, **each)
         if plan is None:
             raise InvalidValue(
                 "changes is empty; give at least the entry of step 0, with all options"
@@ -285,10 +247,7 @@ class Plan:
     @property
     def changes(self) -> list[tuple[int, dict[str, Any]]]:
         """The first step and the new options of each stage: JSON, for `Plan.replay`."""
-        changes = [(stage.start, dict(stage.changes)) for stage in self.stages]
-        if self.stages[0].weights is None and self.counts[-1] > self.counts[0]:
-            changes[0][1]["examples"] = self.counts[0]
-        return changes
+        return changes_lib.as_json(self.stages)
 
     @property
     def entries(self) -> tuple[Mapping[str, Any], ...]:
@@ -477,20 +436,6 @@ class Plan:
 
     def __str__(self) -> str:
         return describe(self.stages, self.count(*self.epoch_steps))
-
-
-def _add_phases(
-    stages: list[Stage], phases: Iterable[tuple[int, Mapping[str, Fraction]]], given: Any
-) -> list[Stage]:
-    """Adds to `stages` a stage for each phase of weights.
-
-    `given` are all corpora, with those that join at a phase.
-    """
-    for start, shares in phases:
-        last = stages[-1]
-        joined = select_corpora(given, shares) if len(shares) > len(last.members) else None
-        stages.append(last.change(start, lengths=joined, weights=shares))
-    return stages
 
 
 def check_first(step: int, first: int) -> None:

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 
@@ -13,22 +13,8 @@ from pipeline.planning.assembly import Assembly
 from pipeline.planning.bucket import PAIR
 from pipeline.planning.cache import WindowCache
 from pipeline.planning.identity import fingerprint_of
-from pipeline.planning.lengths import (
-    Exclude,
-    Lengths,
-    as_corpora,
-    exclude_from,
-    select,
-    store_mask,
-    take_first,
-)
-from pipeline.planning.options import (
-    LEAST_WINDOW,
-    VERSION,
-    Changes,
-    Options,
-    as_phases,
-)
+from pipeline.planning.lengths import Lengths
+from pipeline.planning.options import LEAST_WINDOW, VERSION, Options
 from pipeline.planning.schedule import Mixture, Schedule, Single, Taken
 from pipeline.planning.stream import Stream
 from pipeline.planning.tiers import Tiers
@@ -180,86 +166,6 @@ class Stage:
         fingerprint = fingerprint_of({"from": self.start, **self.identity})
         return {"from": self.start, "fingerprint": fingerprint, "identity": self.identity}
 
-    @classmethod
-    def begin(
-        cls,
-        lengths: Any,
-        options: Options,
-        weights: Mapping[str, Fraction] | None,
-        exclude: Exclude,
-    ) -> "Stage":
-        """The stage at step 0; with weights, of several corpora. Arguments as for `Plan`."""
-        given = {"": lengths} if weights is None else as_corpora(lengths)
-        members = {name: Lengths.of(given[name]) for name in weights or given}
-        check_options(options, several=weights is not None)
-        changes = options.as_json() | _weights_as_json(weights)
-        if weights is None:
-            del changes["by"]
-        excluded = _select(exclude, lengths, members)
-        changes |= {"exclude": store_mask(excluded)} if excluded.any() else {}
-        return cls(0, options, exclude_from(members, excluded), weights, lengths, changes)
-
-    def change(
-        self,
-        step: int,
-        *,
-        lengths: Any = None,
-        exclude: Exclude = (),
-        weights: Mapping[str, Any] | None = None,
-        **changes: Unpack[Changes],
-    ) -> "Stage":
-        """The stage that takes over at `step`; arguments and errors as for `Plan.after`."""
-        options = self.options.change(**changes)
-        block = self.assembly.block(step)
-        if block.start != step:
-            raise InvalidValue(
-                f"step is {step:,}, in the middle of the steps {block.start:,} to "
-                f"{block.stop - 1:,}, whose rows are dealt together (tiers="
-                f"{self.options.tiers}); change the plan at step {block.stop:,}"
-            )
-        check_options(options, several=self.weights is not None)
-        given, members = self.given if lengths is None else lengths, self.members
-        if lengths is not None:
-            members = self._extend(lengths, weights)
-        shares = self.weights if weights is None else _as_shares(weights, members)
-        more = _select(exclude, given, members)
-        more = more & np.concatenate([lengths.stays for lengths in members.values()])
-        new = options.as_json(changes)
-        new |= {"exclude": store_mask(more)} if more.any() else {}
-        # If only weights and corpora are new, the present streams continue.
-        replan = shares is None or bool(new)
-        new |= _weights_as_json(shares) if weights is not None else {}
-        count = sum(map(len, members.values()))
-        new |= {"examples": count} if count > self.num_examples else {}
-        members = exclude_from(members, more)
-        return Stage(step, options, members, shares, given, new, before=self, replan=replan)
-
-    def _extend(self, given: Any, weights: Any) -> dict[str, Lengths]:
-        """The lengths of all corpora, with new examples (of one corpus) or new corpora."""
-        if self.weights is None:
-            return {"": self.members[""].extend(given)}
-        if weights is None:
-            raise InvalidValue("lengths are given without weights; give a weight for each corpus")
-        every, present = as_corpora(given), self.members
-        if list(every)[: len(present)] != [*present]:
-            raise InvalidValue(
-                f"the corpora are {', '.join(every)}, and the plan has {', '.join(present)}; put "
-                "new corpora after the present ones"
-            )
-        for name, lengths in present.items():
-            if not lengths.equals(Lengths.of(every[name])):
-                raise InvalidValue(
-                    f"corpus {name!r} has other lengths than before; a plan of several corpora "
-                    "takes new corpora, not new examples: make a corpus of the new examples"
-                )
-        return {name: present.get(name) or Lengths.of(each) for name, each in every.items()}
-
-
-def _select(exclude: Exclude, given: Any, members: Mapping[str, Lengths]) -> np.ndarray:
-    """Whether to leave out each example of all corpora: bool [examples]."""
-    count = sum(map(len, members.values()))
-    return select(exclude, take_first(given, count, several="" not in members), count)
-
 
 def options_of_streams(options: Options, names: Collection[str]) -> Options:
     """The options of each corpus's stream; several divide `window` and have buckets of one row."""
@@ -268,26 +174,3 @@ def options_of_streams(options: Options, names: Collection[str]) -> Options:
     window = min(options.window, max(options.window // len(names), LEAST_WINDOW))
     buckets = tuple(dataclasses.replace(each, rows=1) for each in options.buckets)
     return dataclasses.replace(options, window=window, buckets=buckets)
-
-
-def check_options(options: Options, *, several: bool) -> None:
-    """Raises an error for options that only a plan of several corpora has."""
-    if not several and options.by != "tokens":
-        raise InvalidValue(
-            f"by is {options.by!r}, the unit of weights; it is for several corpora: give weights= "
-            "as well"
-        )
-
-
-def _as_shares(weights: Any, members: Mapping[str, Lengths]) -> Mapping[str, Fraction]:
-    if "" in members:
-        raise InvalidValue("weights are for several corpora, and this plan is of one")
-    if not isinstance(weights, Mapping):
-        raise InvalidValue(
-            f"weights is {weights!r}; it must be numbers by name, the weights from this step on"
-        )
-    return as_phases(weights, tuple(members))[0][1]
-
-
-def _weights_as_json(weights: Mapping[str, Fraction] | None) -> dict[str, Any]:
-    return {} if weights is None else {"weights": {name: f"{weights[name]}" for name in weights}}

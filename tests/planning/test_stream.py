@@ -16,10 +16,10 @@ import pytest
 
 from pipeline import Bucket, Plan
 from pipeline.planning import stage
-from pipeline.planning.assembly import Assembly
 from pipeline.planning.cache import WindowCache
 from pipeline.planning.options import Options
 from pipeline.planning.stream import Pass
+from pipeline.planning.tiers import Tiers
 from tests.planning.corpora import digests, lognormal
 from tests.properties.accounts import batches_of
 
@@ -89,9 +89,9 @@ def test_the_next_window_is_filled_in_the_background(fills):
 
 
 def test_threads_sort_a_block_of_tiers_once():
-    plan, assemble = Plan(ANY, [Bucket(2, 32)], tiers=8), Assembly._assemble
+    plan, deal = Plan(ANY, [Bucket(2, 32)], tiers=8), Tiers._deal
     with (
-        mock.patch.object(Assembly, "_assemble", autospec=True, side_effect=assemble) as noted,
+        mock.patch.object(Tiers, "_deal", autospec=True, side_effect=deal) as noted,
         concurrent.futures.ThreadPoolExecutor(8) as pool,
     ):
         list(pool.map(plan.batch, [*range(8)] * 8))
