@@ -3,7 +3,7 @@
 It is small JSON, the same on every host and for any number of hosts:
 
     {"step": 12, "plans": [{"from": 0, "fingerprint": "9f0a…",
-                            "identity": {"plan": 5, "seed": 0, …},
+                            "identity": {"plan": 11, "seed": 0, …},
                             "corpus": {"tokens": "91f9…", …}}], "digest": "8c41…"}
 
 A plan that changes (`Plan.after`) has an entry for each of its stages, with what differs from the

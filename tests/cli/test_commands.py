@@ -168,7 +168,8 @@ def test_a_config_gives_its_corpus_and_its_options(run, text, tmp_path, monkeypa
     # The plan is the one that training makes from the same config.
     corpus = Corpus.open(tmp_path / "run" / "corpus" / "train")
     options = {"tokens_per_batch": 1024, "max_length": 128, "length_multiple": 16}
-    plan = Plan(corpus, fit_buckets(corpus, max_buckets=2, **options), seed=7)
+    model = {"width": seen["options"]["width"]}
+    plan = Plan(corpus, fit_buckets(corpus, max_buckets=2, **options, **model), seed=7, **model)
     assert seen["plan"]["fingerprint"] == plan.fingerprint
     out = run.done("check", *arguments)
     assert f"plan: epoch 0: {plan.num_tokens:,} positions, each once" in out
