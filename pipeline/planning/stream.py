@@ -75,7 +75,6 @@ class Pass:
         first: the number in the plan of the first example of the corpus.
         repeats: whether whole epochs follow each other for ever.
         rows: int64 [buckets], the rows of one repetition.
-        size: what these rows count in the unit of weights, at least 1.
     """
 
     def __init__(
@@ -110,14 +109,18 @@ class Pass:
         self._rows_per_batch = [bucket.rows for bucket in options.buckets]
         self._bits = functools.partial(random_bits, key)
         self.rows = layout.rows.sum(axis=1)
-        examples = int(layout.counts[1:].sum()) - pieces.num_later
-        positions = pieces.positions.tolist()
-        size = stream.lengths.count_by(options.by, positions, options.costs, examples)
-        self.size = max(size, 1)
+        self._count = functools.partial(stream.lengths.count_by, options.by, costs=options.costs)
         self._files = layout.files
         if layout.files is not None and runs is not None:
             self._files = [np.unique(runs[of_window]) for of_window in layout.files]
         self._orders: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+
+    @functools.cached_property
+    def size(self) -> int:
+        """What the rows of one repetition count in the unit of weights; at least 1."""
+        pieces = self.layout.pieces
+        examples = int(self.layout.counts[1:].sum()) - pieces.num_later
+        return max(self._count(positions=pieces.positions.tolist(), examples=examples), 1)
 
     @functools.cached_property
     def needs(self) -> int:
