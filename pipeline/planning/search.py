@@ -302,7 +302,12 @@ class Search:
         found = {base}
         for factor in factors:
             length = (np.array(base) * factor).astype(np.int64) // self._multiple * self._multiple
-            found.add(self._complete(tuple(length.tolist())))
+            # Of several sides, each may be rounded down or up.
+            ups = itertools.product(*[(0, multiple) for multiple in self._multiple.tolist()])
+            for up in ups if len(base) > 1 else [(0,)]:
+                found.add(self._complete(tuple((length + up).tolist())))
+        if len(base) > 1 and np.isfinite(self._limit).all():
+            found.add(self._complete(tuple(self._limit.tolist())))
         found = {each for each in found if self._is_valid((each,))}
         if len(base) == 1 and 3 * base[0] <= EVERY * self._multiple[0]:
             last = min(int(max(LONGER) * base[0]), EVERY * int(self._multiple[0]))

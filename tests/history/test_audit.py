@@ -156,3 +156,18 @@ def test_the_features_that_were_added_to_a_corpus_are_opened_with_it(tmp_path):
         again, _ = read_history(epath.Path(tmp_path / str(number)))
         assert again.fingerprint == each.fingerprint
     assert float(again[3]["reward"]) == 3
+
+
+@pytest.mark.parametrize("name", ["from", "fingerprint"])
+def test_plans_whose_steps_were_altered_are_refused(tmp_path, name):
+    corpus = write_documents(tmp_path / "corpus", 40)
+    plan = Plan(corpus, [Bucket(4, 96)]).after(3, seed=1).after(5, exclude=[7])
+    write_history(tmp_path, corpus, plan)
+    _, again = read_history(epath.Path(tmp_path))
+    assert again.fingerprint == plan.fingerprint
+    path = tmp_path / "plans.json"
+    content = json.loads(path.read_text())
+    content["plans"][1][name] = 4 if name == "from" else "0" * 16
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"step [34] on was altered"):
+        read_history(epath.Path(tmp_path))

@@ -225,3 +225,18 @@ def test_a_budget_that_batches_leave_unused_is_said_with_one_that_they_use(rows,
     caplog.clear()
     fit_buckets([700] * 100, tokens_per_batch=12_288, **options)
     assert not caplog.text
+
+
+def test_rows_of_pairs_may_be_as_long_as_allowed():
+    rng = np.random.default_rng(0)
+    inputs = np.clip(rng.lognormal(np.log(19), 0.32, 3000), 4, 60).astype(int)
+    targets = np.clip(inputs * 0.88 * rng.lognormal(0, 0.18, 3000), 3, 60).astype(int)
+    options = {"tokens_per_batch": 8192, "max_buckets": 1, "length_multiple": 16}
+    pairs = np.stack([inputs, targets], axis=1)
+    shapes = [None, (112, 96), (160, 144)]
+    plans = [Plan(pairs, fit_buckets(pairs, **options, max_length=shape)) for shape in shapes]
+    free, *limited = (
+        sum(n * b.rows * plan.options.price(b) for b, n in plan.batches_per_bucket.items())
+        for plan in plans
+    )
+    assert max(limited) <= 1.02 * free
