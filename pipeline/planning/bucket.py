@@ -102,6 +102,23 @@ class Bucket:
         return f"{self.rows}x{'/'.join(map(str, self.lengths))}"
 
 
+class Fitted(tuple[Bucket, ...]):
+    """Buckets that `fit_buckets` chose; a plan of them has the model that they were chosen for.
+
+    Attributes:
+        model: the options `attention` and `width` of the plan, unless it is given others.
+    """
+
+    model: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, buckets: Iterable[Bucket], model: Mapping[str, Any]) -> "Fitted":
+        """Some buckets for a model."""
+        fitted = cls(buckets)
+        fitted.model = model
+        return fitted
+
+
 def _require_size(name: str, value: Any) -> int:
     try:
         size = operator.index(value)

@@ -9,7 +9,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from pipeline.errors import InvalidValue, require_one_of, require_whole, suggest_keywords
-from pipeline.planning.bucket import PAIR, Bucket
+from pipeline.planning.bucket import PAIR, Bucket, Fitted
 from pipeline.planning.lengths import (
     AnyLengths,
     Exclude,
@@ -163,7 +163,7 @@ def fit_buckets(
             f"more rows would be too many; tokens_per_batch={fit.more_rows(chosen.buckets):,} has "
             "room for them"
         )
-    return chosen.buckets
+    return Fitted.of(chosen.buckets, {"attention": attention, "width": width})
 
 
 class Fit:

@@ -145,8 +145,8 @@ class Options:
     max_segments: int | None = None
     align: Any = 1  # one number for all sides, or a tuple of one for each
     cost: Any = 1  # likewise
-    attention: Attention = "dense"
-    width: int = 1024
+    attention: Attention | None = None  # None, here and below: as the buckets were fitted for
+    width: int | None = None
     tiers: int = 1
     by: By = "tokens"
 
@@ -154,6 +154,10 @@ class Options:
         def put(name: str, value: Any) -> None:
             object.__setattr__(self, name, value)
 
+        model = {"attention": "dense", "width": 1024, **getattr(self.buckets, "model", {})}
+        for name, value in model.items():
+            if getattr(self, name) is None:
+                put(name, value)
         put("buckets", as_buckets(self.buckets))
         put("seed", require_whole("seed", self.seed, 0))
         put("window", require_whole("window", self.window, 1))
@@ -223,6 +227,8 @@ class Options:
         lengths = np.multiply(bucket.lengths, self.costs).tolist()
         if self.packing == "none":
             return sum(lengths)
+        assert self.attention is not None
+        assert self.width is not None
         return row_cost(*lengths, attention=self.attention, width=self.width)
 
     def packer(

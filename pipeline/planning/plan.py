@@ -17,7 +17,7 @@ from pipeline.errors import (
     suggest_option,
 )
 from pipeline.planning import changes as changes_lib
-from pipeline.planning.bucket import Bucket, as_buckets
+from pipeline.planning.bucket import Bucket
 from pipeline.planning.figures import Counts, count_steps, describe
 from pipeline.planning.identity import fingerprint_of
 from pipeline.planning.lengths import AnyLengths, Exclude
@@ -96,9 +96,10 @@ class Plan:
         cost: what a position costs, for each side by name, such as `{"inputs": 1, "patches": 0.5,
             "images": 0}`. Figures weigh positions by it; a side that costs nothing only limits what
             a row holds. Default 1 for every side.
-        attention: the attention of the model, "dense" (default) or "segment"; and
-        width: its width, 1,024 by default, which give the cost of a row, as for `fit_buckets`: rows
-            with much room move to a longer bucket where that costs less.
+        attention: the attention of the model, "dense" or "segment"; and
+        width: its width. They give the cost of a row, as for `fit_buckets`: rows with much room
+            move to a longer bucket where that costs less. Default None: as the buckets were fitted
+            for, and of others "dense" and 1,024.
         tiers: the number of consecutive steps whose rows are sorted by the cost of their attention
             and dealt to these steps again, in each bucket, so that the rows of a batch cost about
             the same; default 1. Together, the steps have the same rows for every value.
@@ -125,7 +126,8 @@ class Plan:
             if name not in PlanOptions.__annotations__:
                 names = [*PLANNING, "lengths", "buckets"]
                 raise InvalidType(f"Plan() has no option {suggest_option(name, names)}")
-        checked = Options(buckets=as_buckets(buckets), **options)
+        shapes: Any = buckets  # checked by the options
+        checked = Options(buckets=shapes, **options)
         self._set(changes_lib.begin(lengths, checked, weights, exclude))
 
     def _set(self, stages: Iterable[Stage], first: int = 0) -> None:

@@ -163,7 +163,8 @@ class Stage:
     @functools.cached_property
     def entry(self) -> Mapping[str, Any]:
         """The stage's entry in the data state."""
-        fingerprint = fingerprint_of({"from": self.start, **self.identity})
+        where = {"from": self.start} if self.start else {}
+        fingerprint = fingerprint_of(where | self.identity)
         return {"from": self.start, "fingerprint": fingerprint, "identity": self.identity}
 
 

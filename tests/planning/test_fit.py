@@ -1,5 +1,6 @@
 import collections
 import itertools
+import pickle
 import tracemalloc
 
 import numpy as np
@@ -240,3 +241,17 @@ def test_rows_of_pairs_may_be_as_long_as_allowed():
         for plan in plans
     )
     assert max(limited) <= 1.02 * free
+
+
+def test_a_plan_has_the_model_that_its_buckets_were_fitted_for():
+    lengths = np.repeat([38, 925], [20_000, 88])
+    options = {"tokens_per_batch": 1024, "max_buckets": 2, "max_length": 512}
+    buckets = fit_buckets(lengths, **options, width=128, attention="segment")
+    plan = Plan(lengths, buckets)
+    assert (plan.options.attention, plan.options.width) == ("segment", 128)
+    same = Plan(lengths, [*buckets], attention="segment", width=128)
+    assert plan.fingerprint == same.fingerprint == pickle.loads(pickle.dumps(plan)).fingerprint
+    assert Plan(lengths, pickle.loads(pickle.dumps(buckets))).fingerprint == plan.fingerprint
+    assert Plan(lengths, buckets, width=7).options.width == 7
+    assert Plan(lengths, [*buckets]).options.width == 1024
+    assert plan.after(3, seed=1).options.attention == "segment"
