@@ -116,7 +116,8 @@ def fit_buckets(
         max_segments: as for `Plan`.
         exclude: as for `Plan`.
         attention: "dense" (default) or "segment", the kind of attention of the model.
-        width: the width of the model; default 1024.
+        width: the width of the model; default 1024. A plan of the buckets has this attention and
+            width, unless it is given others.
         weights: as for `Plan`.
         by: as for `Plan`.
 
