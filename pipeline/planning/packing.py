@@ -58,7 +58,8 @@ class Packer(Protocol):
         """The rows of a histogram, the segments of each size: int64 [sizes]; index 0 is ignored.
 
         `surplus` has the number of surplus rows of each bucket, if later rows continue the batches;
-        None: the number of rows that fill no batch.
+        None: the number of rows that fill no batch. All else of a bucket's rows depends on the
+        surplus of shorter buckets alone.
         """
         ...
 
@@ -67,6 +68,9 @@ class Packer(Protocol):
 # remaining ones, and is given the number of the bucket and which sizes may open a row.
 Placed = list[list[Pattern]]
 Search = Callable[[np.ndarray, int, np.ndarray], list[Pattern] | None]
+
+# From the surplus rows of each bucket to all rows.
+Way = Callable[[Sequence[int] | None], Packed]
 
 
 class BestFit:
@@ -92,15 +96,12 @@ class BestFit:
         assert placed is not None, "best fit always ends"
         if self._one and self._rules.max_segments not in (None, 1):
             search, placed = self._limit_segments(counts, placed)
-        found = self._repack(counts, placed, search, surplus)
-        if not self._exactly or not self._has_gaps(placed):
-            return found
-        work = Work()
-        filled = self._place(counts, functools.partial(self._fill_exactly, work))
-        if filled is None:
-            return found
-        exact = self._repack(counts, filled, search, surplus)
-        return min(found, exact, key=lambda each: each.cost(self._rules.prices))
+        ways = [placed]
+        if self._exactly and self._has_gaps(placed):
+            filled = self._place(counts, functools.partial(self._fill_exactly, Work()))
+            ways += [] if filled is None else [filled]
+        repack = functools.partial(self._repack, counts, search)
+        return self._cheapest([functools.partial(repack, way) for way in ways], surplus)
 
     # ---- one bucket
 
@@ -157,11 +158,23 @@ class BestFit:
                 return True
         return False
 
+    def _cheapest(self, ways: Sequence[Way], surplus: Sequence[int] | None) -> Packed:
+        """The rows of the way to pack that costs least, and of equal ones the first.
+
+        Costs are those without surplus rows. These are counted from the rows of one way; if they
+        led to another one, rows of shorter buckets would be too few or too many for batches.
+        """
+        apart = surplus and [0] * len(surplus)
+        every = [way(apart) for way in ways]
+        costs = [packed.cost(self._rules.prices) for packed in every]
+        number = costs.index(min(costs))
+        return every[number] if surplus == apart else ways[number](surplus)
+
     def _repack(
-        self, counts: np.ndarray, placed: Placed, search: Search, surplus: Sequence[int] | None
+        self, counts: np.ndarray, search: Search, placed: Placed, surplus: Sequence[int] | None
     ) -> Packed:
         """The rows after the emptiest ones of each bucket are packed into longer ones."""
-        rules = self._rules
+        rules, placed = self._rules, [*map(list, placed)]
         for index in self._used:
             longer = (n for n in self._used if n > index)
             holds = (n for n in longer if np.all(rules.rooms[index] <= rules.rooms[n]))
@@ -194,8 +207,15 @@ class Fill(BestFit):
 
     def pack(self, counts: np.ndarray, surplus: Sequence[int] | None = None) -> Packed:
         """See `Packer`."""
-        rules, counts = self._rules, _without_empty(counts)
-        placed = self._place(counts, self._by_length)
+        counts = _without_empty(counts)
+        ways: list[Way] = [functools.partial(self._fill, counts)]
+        if self._rules.max_segments is not None:
+            ways.append(functools.partial(super().pack, counts))
+        return self._cheapest(ways, surplus)
+
+    def _fill(self, counts: np.ndarray, surplus: Sequence[int] | None) -> Packed:
+        """Full rows, of cut examples."""
+        rules, placed = self._rules, self._place(counts, self._by_length)
         assert placed is not None, "best fit always ends"
         cuts, filled, number = Cuts(len(counts)), list[list[Pattern]](), 0
         examples = [count_segments(patterns, len(counts)) for patterns in placed]
@@ -210,11 +230,7 @@ class Fill(BestFit):
                 examples[index + 1] += moved
             filled.append([*itertools.chain.from_iterable(chains)])
             number += count_cuts(chains)
-        found = Packed(tuple(map(tuple, filled)), np.sum(examples, axis=0), cuts.table, number)
-        if rules.max_segments is None:
-            return found
-        whole = super().pack(counts, surplus)
-        return whole if whole.cost(rules.prices) < found.cost(rules.prices) else found
+        return Packed(tuple(map(tuple, filled)), np.sum(examples, axis=0), cuts.table, number)
 
 
 # By the name of a packing. With "none", `Rules.max_segments` is 1.
