@@ -69,9 +69,6 @@ class Packer(Protocol):
 Placed = list[list[Pattern]]
 Search = Callable[[np.ndarray, int, np.ndarray], list[Pattern] | None]
 
-# From the surplus rows of each bucket to all rows.
-Way = Callable[[Sequence[int] | None], Packed]
-
 
 class BestFit:
     """Rows of whole examples: by best fit, or filled exactly where that costs less.
@@ -96,12 +93,15 @@ class BestFit:
         assert placed is not None, "best fit always ends"
         if self._one and self._rules.max_segments not in (None, 1):
             search, placed = self._limit_segments(counts, placed)
-        ways = [placed]
-        if self._exactly and self._has_gaps(placed):
-            filled = self._place(counts, functools.partial(self._fill_exactly, Work()))
-            ways += [] if filled is None else [filled]
         repack = functools.partial(self._repack, counts, search)
-        return self._cheapest([functools.partial(repack, way) for way in ways], surplus)
+        apart = _without_surplus(surplus)
+        found = repack(placed, apart)
+        if self._exactly and self._has_gaps(found):
+            filled = self._place(counts, functools.partial(self._fill_exactly, Work()))
+            exact = None if filled is None else repack(filled, apart)
+            if exact is not None and self._is_cheaper(exact, found):
+                placed, found = filled, exact
+        return found if surplus == apart else repack(placed, surplus)
 
     # ---- one bucket
 
@@ -150,25 +150,16 @@ class BestFit:
         each = zip(map(count_rows, placed), self._rules.prices, strict=True)
         return sum(rows * price for rows, price in each)
 
-    def _has_gaps(self, placed: Placed) -> bool:
+    def _has_gaps(self, packed: Packed) -> bool:
         """Whether the rows of some bucket are more than full ones would be, by `WORTH_EXACT`."""
-        for room, patterns in zip(self._rooms.tolist(), placed, strict=True):
+        for room, patterns in zip(self._rooms.tolist(), packed.patterns, strict=True):
             fewest = -(-sum([each.fill * each.rows for each in patterns]) // room)
             if count_rows(patterns) > fewest * (1 + WORTH_EXACT):
                 return True
         return False
 
-    def _cheapest(self, ways: Sequence[Way], surplus: Sequence[int] | None) -> Packed:
-        """The rows of the way to pack that costs least, and of equal ones the first.
-
-        Costs are those without surplus rows. These are counted from the rows of one way; if they
-        led to another one, rows of shorter buckets would be too few or too many for batches.
-        """
-        apart = surplus and [0] * len(surplus)
-        every = [way(apart) for way in ways]
-        costs = [packed.cost(self._rules.prices) for packed in every]
-        number = costs.index(min(costs))
-        return every[number] if surplus == apart else ways[number](surplus)
+    def _is_cheaper(self, packed: Packed, other: Packed) -> bool:
+        return packed.cost(self._rules.prices) < other.cost(self._rules.prices)
 
     def _repack(
         self, counts: np.ndarray, search: Search, placed: Placed, surplus: Sequence[int] | None
@@ -208,10 +199,11 @@ class Fill(BestFit):
     def pack(self, counts: np.ndarray, surplus: Sequence[int] | None = None) -> Packed:
         """See `Packer`."""
         counts = _without_empty(counts)
-        ways: list[Way] = [functools.partial(self._fill, counts)]
         if self._rules.max_segments is not None:
-            ways.append(functools.partial(super().pack, counts))
-        return self._cheapest(ways, surplus)
+            apart = _without_surplus(surplus)
+            if self._is_cheaper(super().pack(counts, apart), self._fill(counts, apart)):
+                return super().pack(counts, surplus)
+        return self._fill(counts, surplus)
 
     def _fill(self, counts: np.ndarray, surplus: Sequence[int] | None) -> Packed:
         """Full rows, of cut examples."""
@@ -241,6 +233,15 @@ def _without_empty(counts: np.ndarray) -> np.ndarray:
     counts = counts.copy()
     counts[0] = 0
     return counts
+
+
+def _without_surplus(surplus: Sequence[int] | None) -> list[int] | None:
+    """No surplus rows of any bucket, for the choice between two ways to pack.
+
+    Surplus rows are counted from the rows of the way that costs less. If they led to the other one,
+    rows of shorter buckets would be too few or too many for batches.
+    """
+    return None if surplus is None else [0] * len(surplus)
 
 
 def _split_surplus(
