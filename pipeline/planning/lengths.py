@@ -377,7 +377,8 @@ def as_lengths(lengths: Any) -> np.ndarray:
             seen = low if low < 0 else high
             raise InvalidValue(f"lengths holds {seen:,}; a length is at least 0 and below 2**32")
     # NumPy makes floats of uint64 and int64 together.
-    return array.view(np.int64) if array.dtype == np.uint64 else array
+    is_wide = array.dtype.kind == "u" and array.dtype.itemsize == 8  # of either byte order
+    return array.view(array.dtype.str.replace("u", "i")) if is_wide else array
 
 
 def chunks(lengths: np.ndarray) -> Iterator[np.ndarray]:

@@ -109,7 +109,7 @@ def test_rows_of_several_windows_fill_the_batches_of_shorter_buckets(packing, mo
         assert [int(n) % each.rows for n, each in zip(rows, shorter, strict=False)] == [0, 0]
 
 
-@pytest.mark.parametrize("dtype", [np.uint64, np.int64, np.uint32, np.uint8])
+@pytest.mark.parametrize("dtype", [np.uint64, np.int64, np.uint32, np.uint8, ">u8"])
 def test_lengths_of_any_integers_make_the_same_plan(dtype):
     lengths = np.array([3, 40, 9, 17, 100, 5], dtype)
     plan = Plan(lengths, [Bucket(2, 24)])
