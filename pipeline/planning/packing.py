@@ -98,8 +98,7 @@ class BestFit:
         found = repack(placed, apart)
         if self._exactly and self._has_gaps(found):
             filled = self._place(counts, functools.partial(self._fill_exactly, Work()))
-            exact = None if filled is None else repack(filled, apart)
-            if exact is not None and self._is_cheaper(exact, found):
+            if filled is not None and self._is_cheaper(exact := repack(filled, apart), found):
                 placed, found = filled, exact
         return found if surplus == apart else repack(placed, surplus)
 
