@@ -36,6 +36,8 @@ class Corpora(AnyCorpus):
         require_type("corpora", corpora, Mapping, "a dict of corpora by name")
         for name, corpus in corpora.items():
             require_type("a name of corpora", name, str, "a text")
+            if not name:
+                raise InvalidValue(f"a name of corpora is empty, of {corpus!r:.80}; give it a name")
             require_type(f"corpora[{name!r}]", corpus, AnyCorpus, "a corpus, opened or in memory")
         if not corpora:
             raise InvalidValue("corpora is empty; give at least one, such as {'name': corpus}")

@@ -7,15 +7,16 @@ The row is repeated as often as the examples allow. Where examples are few and l
 the short ones too early, and best fit has fuller rows: so packers try both.
 """
 
+import bisect
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from pipeline.planning.patterns import Pattern
 
-# The most sums of a window that are taken, which is about a second of them. A sum of longer rows
-# counts as several.
-MOST_SUMS, BITS = 500_000, 1 << 15
+# The most sums of a window that are taken, which is about a second of them; and of a row, whose
+# sums are in memory together. A sum of longer rows counts as several.
+MOST_SUMS, MOST_OF_ROW, BITS = 500_000, 1 << 16, 1 << 15
 
 
 class Work:
@@ -37,10 +38,10 @@ def fill_exactly(
     >>> [(pattern.pieces, pattern.rows) for pattern in found]
     [(((7, 1), (5, 1)), 1), (((7, 1), (4, 1)), 1), (((3, 2),), 1)]
     """
-    sizes = (np.flatnonzero(counts[1 : length + 1]) + 1)[::-1].tolist()
+    sizes = (np.flatnonzero(counts[1 : length + 1]) + 1).tolist()
     left = {size: int(counts[size]) for size in sizes}
-    found, available = list[Pattern](), sizes
-    for size in sizes:
+    found, available = list[Pattern](), sizes.copy()
+    for size in reversed(sizes):
         while left[size] and opens[size]:
             left[size] -= 1
             row = _fill(left, available, length - size, work)
@@ -51,7 +52,8 @@ def fill_exactly(
             rows = min(left[each] // times for each, times in row.items())
             for each, times in row.items():
                 left[each] -= times * rows
-            available = [each for each in available if left[each]]
+                if not left[each]:
+                    del available[bisect.bisect_left(available, each)]
             pieces = tuple(sorted(row.items(), reverse=True))
             fill = sum(each * times for each, times in pieces)
             found.append(Pattern(pieces, rows, fill, sum(row.values())))
@@ -62,11 +64,15 @@ def fill_exactly(
 def _fill(left: Mapping[int, int], sizes: Sequence[int], room: int, work: Work) -> dict[int, int]:
     """The sizes that fill `room` best, with their times, of those that are `left`; long ones first.
 
-    `sizes` descend. Bit `n` of `reached` is set if some of the sizes so far add up to `n`.
+    `sizes` ascend. Bit `n` of `reached` is set if some of the sizes so far add up to `n`.
     """
-    reached, mask = 1, (1 << room + 1) - 1
+    if not sizes or sizes[0] > room:
+        return {}
+    reached, mask, each = 1, (1 << room + 1) - 1, 1 + room // BITS
+    most = min(work.left, MOST_OF_ROW) // each
     sums = list[tuple[int, int, int]]()  # a size, its times, and what was reached without them
-    for size in sizes:
+    for place in range(bisect.bisect_right(sizes, room) - 1, -1, -1):
+        size = sizes[place]
         times, more = min(left[size], room // size), 1
         while times and not reached >> room:
             more = min(more, times)
@@ -75,7 +81,10 @@ def _fill(left: Mapping[int, int], sizes: Sequence[int], room: int, work: Work) 
             times, more = times - more, 2 * more
         if reached >> room:
             break
-    work.left -= len(sums) * (1 + room // BITS)
+        if len(sums) > most:
+            work.left = -1
+            return {}
+    work.left -= len(sums) * each
     total, row = reached.bit_length() - 1, dict[int, int]()
     for size, times, before in reversed(sums):
         if not before >> total & 1:

@@ -59,7 +59,8 @@ class HasArray(Protocol):
 OneLengths = Corpus | HasArray | Sequence[SupportsIndex] | Sequence[Sequence[SupportsIndex]]
 AnyLengths = OneLengths | Mapping[str, OneLengths]
 
-# Examples to leave out: their numbers, or a function of the corpus or the lengths; see `select`.
+# Examples to leave out: their numbers, a bool for each, or a function of the corpus or the lengths
+# that returns one of these; see `select`.
 Exclude = Sequence[SupportsIndex] | HasArray | Callable[[Any], Any]
 
 
@@ -274,8 +275,8 @@ def select(exclude: Exclude, given: Any, count: int) -> np.ndarray:
     >>> select(lambda lengths: lengths > 6, np.arange(9), 9).nonzero()[0].tolist()
     [7, 8]
 
-    `exclude` has numbers of examples, or is a function of `given` that returns such numbers, or a
-    bool for each of `count` examples.
+    `exclude` has numbers of examples, or a bool for each of `count` examples, or is a function of
+    `given` that returns one of these.
     """
     chosen = exclude(given) if callable(exclude) else exclude
     try:
@@ -289,7 +290,7 @@ def select(exclude: Exclude, given: Any, count: int) -> np.ndarray:
     if found.ndim != 1 or not np.issubdtype(found.dtype, np.integer):
         raise InvalidValue(
             f"exclude gives {found.dtype} of shape {found.shape}; it must be a list of numbers "
-            f"of examples, or a function that gives one or a bool for each of {count:,} examples"
+            f"of examples or a bool for each of {count:,} examples, or a function that gives one"
         )
     if found.min() < 0 or found.max() >= count:
         wrong = found[(found < 0) | (found >= count)][0]
@@ -377,7 +378,8 @@ def as_lengths(lengths: Any) -> np.ndarray:
             seen = low if low < 0 else high
             raise InvalidValue(f"lengths holds {seen:,}; a length is at least 0 and below 2**32")
     # NumPy makes floats of uint64 and int64 together.
-    return array.view(np.int64) if array.dtype == np.uint64 else array
+    is_wide = array.dtype.kind == "u" and array.dtype.itemsize == 8  # of either byte order
+    return array.view(array.dtype.str.replace("u", "i")) if is_wide else array
 
 
 def chunks(lengths: np.ndarray) -> Iterator[np.ndarray]:

@@ -58,7 +58,8 @@ class Packer(Protocol):
         """The rows of a histogram, the segments of each size: int64 [sizes]; index 0 is ignored.
 
         `surplus` has the number of surplus rows of each bucket, if later rows continue the batches;
-        None: the number of rows that fill no batch.
+        None: the number of rows that fill no batch. All else of a bucket's rows depends on the
+        surplus of shorter buckets alone.
         """
         ...
 
@@ -92,15 +93,14 @@ class BestFit:
         assert placed is not None, "best fit always ends"
         if self._one and self._rules.max_segments not in (None, 1):
             search, placed = self._limit_segments(counts, placed)
-        found = self._repack(counts, placed, search, surplus)
-        if not self._exactly or not self._has_gaps(placed):
-            return found
-        work = Work()
-        filled = self._place(counts, functools.partial(self._fill_exactly, work))
-        if filled is None:
-            return found
-        exact = self._repack(counts, filled, search, surplus)
-        return min(found, exact, key=lambda each: each.cost(self._rules.prices))
+        repack = functools.partial(self._repack, counts, search)
+        apart = _without_surplus(surplus)
+        found = repack(placed, apart)
+        if self._exactly and self._has_gaps(found):
+            filled = self._place(counts, functools.partial(self._fill_exactly, Work()))
+            if filled is not None and self._is_cheaper(exact := repack(filled, apart), found):
+                placed, found = filled, exact
+        return found if surplus == apart else repack(placed, surplus)
 
     # ---- one bucket
 
@@ -149,19 +149,22 @@ class BestFit:
         each = zip(map(count_rows, placed), self._rules.prices, strict=True)
         return sum(rows * price for rows, price in each)
 
-    def _has_gaps(self, placed: Placed) -> bool:
+    def _has_gaps(self, packed: Packed) -> bool:
         """Whether the rows of some bucket are more than full ones would be, by `WORTH_EXACT`."""
-        for room, patterns in zip(self._rooms.tolist(), placed, strict=True):
+        for room, patterns in zip(self._rooms.tolist(), packed.patterns, strict=True):
             fewest = -(-sum([each.fill * each.rows for each in patterns]) // room)
             if count_rows(patterns) > fewest * (1 + WORTH_EXACT):
                 return True
         return False
 
+    def _is_cheaper(self, packed: Packed, other: Packed) -> bool:
+        return packed.cost(self._rules.prices) < other.cost(self._rules.prices)
+
     def _repack(
-        self, counts: np.ndarray, placed: Placed, search: Search, surplus: Sequence[int] | None
+        self, counts: np.ndarray, search: Search, placed: Placed, surplus: Sequence[int] | None
     ) -> Packed:
         """The rows after the emptiest ones of each bucket are packed into longer ones."""
-        rules = self._rules
+        rules, placed = self._rules, [*map(list, placed)]
         for index in self._used:
             longer = (n for n in self._used if n > index)
             holds = (n for n in longer if np.all(rules.rooms[index] <= rules.rooms[n]))
@@ -194,8 +197,16 @@ class Fill(BestFit):
 
     def pack(self, counts: np.ndarray, surplus: Sequence[int] | None = None) -> Packed:
         """See `Packer`."""
-        rules, counts = self._rules, _without_empty(counts)
-        placed = self._place(counts, self._by_length)
+        counts = _without_empty(counts)
+        if self._rules.max_segments is not None:
+            apart = _without_surplus(surplus)
+            if self._is_cheaper(super().pack(counts, apart), self._fill(counts, apart)):
+                return super().pack(counts, surplus)
+        return self._fill(counts, surplus)
+
+    def _fill(self, counts: np.ndarray, surplus: Sequence[int] | None) -> Packed:
+        """Full rows, of cut examples."""
+        rules, placed = self._rules, self._place(counts, self._by_length)
         assert placed is not None, "best fit always ends"
         cuts, filled, number = Cuts(len(counts)), list[list[Pattern]](), 0
         examples = [count_segments(patterns, len(counts)) for patterns in placed]
@@ -210,11 +221,7 @@ class Fill(BestFit):
                 examples[index + 1] += moved
             filled.append([*itertools.chain.from_iterable(chains)])
             number += count_cuts(chains)
-        found = Packed(tuple(map(tuple, filled)), np.sum(examples, axis=0), cuts.table, number)
-        if rules.max_segments is None:
-            return found
-        whole = super().pack(counts, surplus)
-        return whole if whole.cost(rules.prices) < found.cost(rules.prices) else found
+        return Packed(tuple(map(tuple, filled)), np.sum(examples, axis=0), cuts.table, number)
 
 
 # By the name of a packing. With "none", `Rules.max_segments` is 1.
@@ -225,6 +232,15 @@ def _without_empty(counts: np.ndarray) -> np.ndarray:
     counts = counts.copy()
     counts[0] = 0
     return counts
+
+
+def _without_surplus(surplus: Sequence[int] | None) -> list[int] | None:
+    """No surplus rows of any bucket, for the choice between two ways to pack.
+
+    Surplus rows are counted from the rows of the way that costs less. If they led to the other one,
+    rows of shorter buckets would be too few or too many for batches.
+    """
+    return None if surplus is None else [0] * len(surplus)
 
 
 def _split_surplus(

@@ -181,9 +181,9 @@ class Plan:
                 corpus with them, such as `Corpora` of the present one and others. New examples join
                 the epoch in progress. With several corpora: all corpora, new ones at the end.
                 Default None: no new examples.
-            exclude: more examples to leave out from `step` on: their numbers; or a function of
-                the corpus (for an array, of the lengths) that returns numbers, or a bool for each
-                example.
+            exclude: more examples to leave out from `step` on: their numbers, or a bool for each
+                example; or a function of the corpus (for an array, of the lengths) that returns
+                one of these.
             weights: with several corpora, the weights by name from `step` on; later phases are
                 removed. Default None: the present weights and later phases.
             **changes: `buckets`, and any other keyword of `Plan`. The rest of the epoch is planned

@@ -148,8 +148,6 @@ class Stage:
             return found | self.streams[0].identity
         if not self.replans:
             found["streams"] = "continue"
-        if "sides" in found:  # weights count tokens of the side with the loss
-            found["loss"] = names[self.streams[0].lengths.loss_side]
         corpora = {
             stream.name: {
                 "number": number,
@@ -158,6 +156,10 @@ class Stage:
             }
             for number, stream in enumerate(self.streams)
         }
+        if "sides" in found:  # weights count tokens of the side with the loss, if sides are named
+            for stream in self.streams:
+                known, side = stream.lengths.names, stream.lengths.loss_side
+                corpora[stream.name]["loss"] = names[side] if known else None
         return found | {"corpora": corpora}
 
     @functools.cached_property

@@ -133,6 +133,7 @@ def test_what_is_joined_are_corpora_that_agree_on_features_or_have_a_fill():
         ({"plain": plain, "more": more(reward=reward)}, "'reward' of more is .* that of plain is"),
         ([plain], "corpora is .* it must be a dict of corpora by name"),
         ({"a": plain, "b": "place"}, r"corpora\['b'\] is 'place', a str; it must be a corpus, op"),
+        ({"": plain}, "a name of corpora is empty"),
         ({0: plain, 1: plain}, "a name of corpora is 0, a int; it must be a text"),
     ):
         with pytest.raises((ValueError, TypeError), match=sentence):

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline import Bucket, Plan
+from pipeline.planning import exact
 from pipeline.planning.exact import Work, fill_exactly
 from pipeline.planning.options import Options
 from pipeline.planning.patterns import count_segments
@@ -78,7 +79,37 @@ def test_what_takes_too_much_work_is_packed_by_best_fit(monkeypatch):
     assert packer.pack(counts).patterns == alone.pack(counts).patterns
 
 
-@pytest.mark.parametrize("dtype", [np.uint64, np.int64, np.uint32, np.uint8])
+def test_a_row_with_too_many_sums_at_once_is_packed_by_best_fit(monkeypatch):
+    counts = np.bincount([2, 4, 8, 16, 32, 33])
+    assert fill_exactly(counts.copy(), 64, counts > 0, Work())
+    monkeypatch.setattr(exact, "MOST_OF_ROW", 3)
+    assert fill_exactly(counts.copy(), 64, counts > 0, Work()) is None
+
+
+def test_patterns_cost_no_more_where_many_sizes_remain():
+    # Each row looks only at sizes that fit; this would take minutes if it looked at all.
+    counts = np.bincount(np.random.default_rng(0).integers(1, 1 << 15, 100_000))
+    found = fill_exactly(counts.copy(), 1 << 15, counts > 0, Work(1_000_000))
+    np.testing.assert_array_equal(count_segments(found, len(counts)), counts)
+
+
+@pytest.mark.parametrize(
+    ("packing", "most", "seeds"), [("best_fit", None, (3, 67, 69)), ("fill", 3, (0, 4, 5))]
+)
+def test_rows_of_several_windows_fill_the_batches_of_shorter_buckets(packing, most, seeds):
+    # In these, two ways to pack cost so alike that surplus rows decide which costs less.
+    for seed in seeds:
+        rng = np.random.default_rng(seed)
+        lengths = np.clip(rng.lognormal(3, 0.5, 300), 1, 64).astype(int)
+        shorter = [Bucket(5, int(rng.integers(20, 40))), Bucket(4, int(rng.integers(41, 60)))]
+        plan = Plan(
+            lengths, [*shorter, Bucket(3, 64)], window=60, packing=packing, max_segments=most
+        )
+        rows = plan.stages[0].streams[0].whole.rows
+        assert [int(n) % each.rows for n, each in zip(rows, shorter, strict=False)] == [0, 0]
+
+
+@pytest.mark.parametrize("dtype", [np.uint64, np.int64, np.uint32, np.uint8, ">u8"])
 def test_lengths_of_any_integers_make_the_same_plan(dtype):
     lengths = np.array([3, 40, 9, 17, 100, 5], dtype)
     plan = Plan(lengths, [Bucket(2, 24)])

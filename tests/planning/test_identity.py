@@ -84,6 +84,10 @@ def other(attribute, function):
     return of_first(change)
 
 
+def last(**attributes):
+    return lambda given: vars([*given["corpora"].values()][-1]).update(attributes)
+
+
 def swap(given):
     given["corpora"] = dict(reversed(given["corpora"].items()))
 
@@ -103,6 +107,8 @@ DIFFERENCES = {
     "groups": other("trees", lambda n: n * [1, 0, 1]),
     "silent": other("silent", lambda n: np.array([4])),
     "side with loss": other("loss_side", lambda n: 1),
+    "side with loss of the last corpus": last(loss_side=1),
+    "names of sides of the last corpus": last(side_names=()),
     "order of corpora": swap,
     "names of corpora": rename,
     "seed": option(seed=1),
