@@ -123,6 +123,7 @@ def _is_state(state: Any) -> bool:
     """Whether `state` has the form of a data state, without a check of its step."""
     try:
         known = state["step"] is not None and len(state["plans"]) > 0
+        known = known and all({"from", "identity"} <= {*entry} for entry in state["plans"])
         content = {name: value for name, value in state.items() if name != "digest"}
         return known and state["digest"] == fingerprint_of(content)
     except (KeyError, TypeError, ValueError, RecursionError):

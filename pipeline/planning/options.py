@@ -273,7 +273,8 @@ class Options:
                 raise InvalidValue(
                     f"a plan has no option that can change {suggest_option(name, names)}"
                 )
-        values: dict[str, Any] = {**changes}  # of the wider types that `__post_init__` converts
+        # Of the wider types that `__post_init__` converts; new buckets may bring another model.
+        values: dict[str, Any] = {**getattr(changes.get("buckets"), "model", {}), **changes}
         return dataclasses.replace(self, **values)
 
     def as_json(self, names: Iterable[str] | None = None) -> dict[str, Any]:

@@ -371,6 +371,10 @@ def test_a_state_of_something_else_is_refused_by_what_changed(corpus, examples, 
     for altered in ({"positions": None}, {"step": 4}):
         with pytest.raises(ValueError, match="is not a data state, or was altered"):
             key.resume({**state, **altered})
+    for plans in ([5], [{}], "abc", {"from": 0}):  # with the right digest
+        forged = {"step": 3, "plans": plans}
+        with pytest.raises(ValueError, match="is not a data state"):
+            key.resume({**forged, "digest": fingerprint_of(forged)})
     restart = StateKey(plan, corpus, "restart").state(4)
     with pipeline.load(corpus, buckets=buckets, positions="restart") as loader:
         loader.set_state(json.loads(json.dumps(restart)))

@@ -255,3 +255,4 @@ def test_a_plan_has_the_model_that_its_buckets_were_fitted_for():
     assert Plan(lengths, buckets, width=7).options.width == 7
     assert Plan(lengths, [*buckets]).options.width == 1024
     assert plan.after(3, seed=1).options.attention == "segment"
+    assert Plan(lengths, [*buckets]).after(3, buckets=buckets).options.width == 128
