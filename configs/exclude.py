@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 
 from configs import quickstart
 from pipeline.history import losses, read_history
+from pipeline.planning.lengths import load_mask
 
 EPOCHS = 2
 QUANTILE = 0.99
@@ -39,7 +40,8 @@ def leave_out_worst(workdir: str) -> tuple[tuple[int, dict], ...]:
     found = losses(workdir)
     _, plan = read_history(workdir)
     if past := [each for each in plan.changes[1:] if "exclude" in each[1]]:
-        return tuple((step, {"exclude": changes["exclude"]}) for step, changes in past)
+        masks = [(step, load_mask(changes["exclude"])) for step, changes in past]
+        return tuple((step, {"exclude": np.flatnonzero(mask).tolist()}) for step, mask in masks)
     step, high = int(found.step[-1]) + 1, []
     if step < plan.first_step(EPOCHS):
         return ()

@@ -17,7 +17,6 @@ from pipeline.planning.lengths import (
     Lengths,
     as_corpora,
     exclude_from,
-    load_mask,
     select,
     select_corpora,
     store_mask,
@@ -94,8 +93,6 @@ def read(
         each = dict(given)
         if "buckets" in each:
             each["buckets"] = [Bucket(*shape) for shape in each["buckets"]]
-        if isinstance(each.get("exclude"), Mapping):
-            each["exclude"] = load_mask(each["exclude"])
         count, weights = each.pop("examples", None), each.get("weights")
         if isinstance(weights, Mapping) and (count is not None or not number):
             each["lengths"] = select_corpora(lengths, weights)

@@ -276,9 +276,11 @@ def select(exclude: Exclude, given: Any, count: int) -> np.ndarray:
     [7, 8]
 
     `exclude` has numbers of examples, or a bool for each of `count` examples, or is a function of
-    `given` that returns one of these.
+    `given` that returns one of these; or it is the JSON of `store_mask`.
     """
     chosen = exclude(given) if callable(exclude) else exclude
+    if isinstance(chosen, Mapping):  # of the changes of a plan
+        chosen = load_mask(chosen)
     try:
         found = np.asarray(chosen)
     except ValueError:  # lists of unequal lengths

@@ -126,7 +126,7 @@ def best_fit(
     # Planning spends most of its time in this loop, so it calls few functions and makes patterns by
     # `tuple.__new__`.
     there: list | None
-    new = tuple.__new__
+    new, free = tuple.__new__, 0
     some = np.flatnonzero(counts[1 : length + 1])[::-1] + 1
     remaining = []
     for size, count in zip(some.tolist(), counts[some].tolist(), strict=True):

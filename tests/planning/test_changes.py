@@ -124,3 +124,10 @@ def test_the_later_steps_of_a_plan_have_their_buckets_alone():
     for part in (later, later.onward(3), later.after(15, seed=1)):
         with pytest.raises(IndexError, match="has only steps from 12 on"):
             part.batch(11)
+
+
+def test_changes_are_keywords_of_after():
+    plan = Plan([5, 3, 4, 2], [Bucket(1, 8)]).after(2, exclude=[1, 3], seed=4)
+    (_, _), (step, changes) = json.loads(json.dumps(plan.changes))
+    again = Plan([5, 3, 4, 2], [Bucket(1, 8)]).after(step, **changes)
+    assert again.fingerprint == plan.fingerprint
