@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import InvalidValue, require_whole
-from pipeline.loading.sharding import on_host_or_device
+from pipeline.fields.arrays import on_host_or_device
 
 
 def attention_mask(

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pipeline.loading.sharding import on_host_or_device
+from pipeline.fields.arrays import on_host_or_device
 
 
 def follow(values: Any, pointer: Any) -> Any:

@@ -2,9 +2,18 @@
 
 `Batches` builds the batches of a plan in NumPy, as a Grain data set; `Loader` transfers them, and
 `load` makes a loader from a corpus and options. `to_global` transfers a single batch. `StateKey`
-makes and checks a state without a loader.
+makes and checks a state without a loader. What is computed from the fields of a batch is in
+`pipeline.fields`, and can be imported from here as well.
 """
 
+from pipeline.fields import (
+    attention_mask,
+    cu_seqlens,
+    follow,
+    rename,
+    segment_starts,
+    targets_ahead,
+)
 from pipeline.loading.batches import Batch, Batches
 from pipeline.loading.loader import Loader, load
 from pipeline.loading.sharding import batch_sharding, multiples, to_global
@@ -15,8 +24,14 @@ __all__ = [
     "Batches",
     "Loader",
     "StateKey",
+    "attention_mask",
     "batch_sharding",
+    "cu_seqlens",
+    "follow",
     "load",
     "multiples",
+    "rename",
+    "segment_starts",
+    "targets_ahead",
     "to_global",
 ]

@@ -13,7 +13,7 @@ import copy
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import numpy as np
@@ -24,7 +24,7 @@ from pipeline.text.features import Feature
 
 if TYPE_CHECKING:
     import jax
-    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+    from jax.sharding import Mesh, NamedSharding
 
 T = TypeVar("T")
 
@@ -165,45 +165,6 @@ def batch_sharding(sharding: "Mesh | NamedSharding | None") -> "NamedSharding":
             "sharding=jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(…))"
         )
     return jax.sharding.NamedSharding(sharding, jax.sharding.PartitionSpec(axes, *length))
-
-
-def with_auto_axes(function: Callable[..., T], *arrays: Any, spec: "PartitionSpec") -> T:
-    """`function(*arrays)`, a `jax.Array` or a tree of these, that has the sharding `spec`.
-
-    Under a mesh with explicit axes, the default of `jax.make_mesh`, JAX must be told the sharding
-    of some results, such as sums by index. Inside `function` it decides, as for axes of
-    `jax.sharding.AxisType.Auto`.
-    """
-    import jax
-
-    meshes = [jax.typeof(array).sharding.mesh for array in arrays]
-    mesh = next((mesh for mesh in meshes if mesh.explicit_axes), None)
-    if mesh is None:
-        return function(*arrays)
-    placed = jax.sharding.NamedSharding(mesh, spec)
-    axes = mesh.explicit_axes
-    automatic: Any = jax.sharding.auto_axes(function, axes=axes, out_sharding=placed)
-    return automatic(*arrays)
-
-
-def spec_of(array: Any, dimensions: int) -> "PartitionSpec":
-    """The sharding of the first dimensions of an array, if its type has one."""
-    import jax
-
-    return jax.sharding.PartitionSpec(*jax.typeof(array).sharding.spec[:dimensions])
-
-
-def on_host_or_device(function: Callable[..., T], *arrays: Any, dimensions: int) -> T:
-    """`function(numpy, *arrays)`, or of `jax.numpy` if some of the arrays are of JAX.
-
-    The first `dimensions` of the result are sharded like those of the first array.
-    """
-    if all(isinstance(array, np.ndarray) for array in arrays):
-        return function(np, *arrays)
-    import jax
-
-    function = functools.partial(function, jax.numpy)
-    return with_auto_axes(function, *arrays, spec=spec_of(arrays[0], dimensions))
 
 
 def field_specs(

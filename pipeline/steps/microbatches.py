@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pipeline.errors import InvalidValue, require_whole
-from pipeline.loading.sharding import parts, with_auto_axes
+from pipeline.fields.arrays import with_auto_axes
+from pipeline.loading.sharding import parts
 
 T = TypeVar("T")
 

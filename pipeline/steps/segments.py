@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from pipeline.loading.sharding import spec_of, with_auto_axes
+from pipeline.fields.arrays import spec_of, with_auto_axes
 
 
 def position_losses(
