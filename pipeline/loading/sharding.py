@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
@@ -25,8 +25,6 @@ from pipeline.text.features import Feature
 if TYPE_CHECKING:
     import jax
     from jax.sharding import Mesh, NamedSharding
-
-T = TypeVar("T")
 
 ContextOrder = Literal["contiguous", "zigzag", "striped"]
 CONTEXT_ORDERS: tuple[ContextOrder, ...] = get_args(ContextOrder)
