@@ -44,6 +44,13 @@ class StateKey(NamedTuple):
 
     def state(self, step: int) -> dict[str, Any]:
         """The data state after `step` batches."""
+        state = {"step": int(step), "plans": _shorten(self._entries(step))}
+        state |= {name: value for name, value in self._options if value != DEFAULTS[name]}
+        state["digest"] = fingerprint_of(state)
+        return copy.deepcopy(state)  # who changes it changes no plan
+
+    def _entries(self, step: int) -> list[dict[str, Any]]:
+        """The entries of the stages that begin before `step`, each as a whole."""
         reach, counts = max(self._reach(int(step)), 1), self.plan.counts
         entries = [dict(each) for each in self.plan.entries if each["from"] < reach]
         for entry, count, before in zip(entries, counts, (0, *counts), strict=False):
@@ -51,10 +58,7 @@ class StateKey(NamedTuple):
                 whole = count == len(self.corpus)
                 known = self.corpus if whole else take_first(self.corpus, count)
                 entry["corpus"] = known.identity
-        state = {"step": int(step), "plans": _shorten(entries)}
-        state |= {name: value for name, value in self._options if value != DEFAULTS[name]}
-        state["digest"] = fingerprint_of(state)
-        return copy.deepcopy(state)  # who changes it changes no plan
+        return entries
 
     def resume(self, state: Any) -> int:
         """The step of `state`.
@@ -82,7 +86,7 @@ class StateKey(NamedTuple):
             )
         saved = {name: state.get(name, default) for name, default in DEFAULTS.items()}
         changes = differences(saved, dict(self._options))
-        changes = changes or _changes(self._reach(step), then, self.state(step)["plans"])
+        changes = changes or _changes(self._reach(step), _whole(then), self._entries(step))
         if changes:
             raise InvalidValue(
                 f"the state of step {step:,} belongs to another plan or corpus: "
@@ -135,8 +139,7 @@ def _changes(step: int, then: list[dict], now: list[dict]) -> list[str]:
 
     Two changes at one step are two entries, so entries are compared one by one.
     """
-    each = (_whole(some) for some in (then, now))
-    sides = [[entry for entry in some if entry["from"] < max(step, 1)] for some in each]
+    sides = [[entry for entry in some if entry["from"] < max(step, 1)] for some in (then, now)]
     old, new = dict[str, Any](), dict[str, Any]()
     for both in itertools.zip_longest(*sides):
         at = min(entry["from"] for entry in both if entry)

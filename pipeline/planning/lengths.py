@@ -153,13 +153,12 @@ class Lengths:
     def __getstate__(self) -> dict[str, Any]:
         taken = ("files", "trees", "array", "stays")  # from `given`
         state = {name: value for name, value in vars(self).items() if name not in taken}
-        return state | {"stays": np.packbits(self.stays) if self.num_excluded else None}
+        return state | {"stays": store_mask(self.stays) if self.num_excluded else None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        given, bits = state["given"], state.pop("stays")
-        count = len(as_lengths(given))
-        stays = None if bits is None else np.unpackbits(bits, count=count).astype(bool)
-        self.__init__(given, stays)  # type: ignore[misc]
+        stored = state.pop("stays")
+        stays = None if stored is None else load_mask(stored)
+        self.__init__(state["given"], stays)  # type: ignore[misc]
         vars(self).update(state)
 
     @classmethod
