@@ -62,6 +62,9 @@ logger = logging.getLogger(__name__)
 Ending = Literal["pad", "drop"]
 ENDINGS: tuple[Ending, ...] = get_args(Ending)
 
+# The examples of a window, unless it is given.
+WINDOW = 8192
+
 # The version of the packing of windows. It goes up whenever batches would change.
 VERSION = 1
 
@@ -69,17 +72,17 @@ VERSION = 1
 # elements at most are read in vain after a restore.
 MARK = 32
 
-# The parts of a state, whole numbers first.
-STATE = ("window", "step", "within", "lost", "read", "mark", "host")
-STATE += ("carried", "lengths", "identity", "source")
+# The parts of a state: whole numbers from 0, and others.
+COUNTS = ("window", "step", "within", "lost", "read", "mark", "host")
+STATE = (*COUNTS, "carried", "lengths", "identity", "source")
 
 # If hosts have less than this share of their full batches in common, they all use the longest
 # bucket: each window would move few examples, and be packed for few batches.
 IN_COMMON = 0.5
 
-# Elements of a data set by index are read ahead by so many threads. Grain's own default, a buffer
-# of 500, takes six times as long for each element.
-READ = grain.ReadOptions(num_threads=16, prefetch_buffer_size=16)
+# Elements of a data set by index are read by the thread that makes windows. Grain's 16 threads take
+# up to ten times as long for elements in memory, and a program that ends waits for them.
+READ = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
 
 
 @suggest_keywords
@@ -140,7 +143,7 @@ class PackedStream(grain.IterDataset):
         dataset: grain.IterDataset | grain.MapDataset,
         buckets: Iterable[Bucket],
         *,
-        window: int = 8192,
+        window: int = WINDOW,
         sharding: "jax.sharding.Mesh | jax.sharding.NamedSharding | None" = None,
         ending: Ending = "pad",
         features: Mapping[str, Feature] | None = None,
@@ -215,7 +218,7 @@ class PackedStream(grain.IterDataset):
         """A copy of the state of an iterator; one of another stream or host is refused."""
         try:
             known = {name: copy.deepcopy(state[name]) for name in STATE}
-            whole = all(type(known[name]) is int and known[name] >= 0 for name in STATE[:7])
+            whole = all(type(known[name]) is int and known[name] >= 0 for name in COUNTS)
             decode_spans(known["carried"], 2 + len(self.options.names))
             then = {**known["identity"], "host": known["host"]}
         except (KeyError, TypeError, ValueError, zlib.error):
@@ -278,14 +281,15 @@ class PackedIterator(grain.DatasetIterator):
         windows = Windows(self._stream, self._source, self._lock, state)
         self._ahead = Prefetch[Window](windows.make, 1, end=sys.maxsize)
         self._state = windows.begin if state is None else state
+        self._within = int(self._state["within"])  # batches of the window that were returned
         self._window: Window | None = None
         # Also before Python ends; without `self`, which it would keep alive.
         self._end = weakref.finalize(self, _end, self._ahead, windows)
 
     def __next__(self) -> Any:
-        while self._window is None or self._within == len(self._window):
+        while self._window is None or self._within >= len(self._window):
             window = self._ahead.next()
-            self._within = self._state["within"] if self._window is None else 0
+            self._within = self._within if self._window is None else 0
             self._window = window
         self.planned, batch = self._window.batches[self._window.first + self._within]
         self._within += 1
@@ -457,10 +461,12 @@ class Windows:
         self._error: BaseException | None = None  # that the others are not told yet
         self._rounds: list[list[Any]] = []  # the answers of hosts for this window
         self._restored = state
+        self._within = 0  # batches of the first window that come no more
         if state is None:
             self._mark()
             self.begin = self._note_begin(0, 0, 0)
         else:
+            self._within = state["within"]
             self.begin = state | {"step": state["step"] - state["within"], "within": 0}
 
     def interrupt(self) -> None:
@@ -548,11 +554,12 @@ class Windows:
 
     def _measure(self) -> np.ndarray:
         """The spans of the elements that are held; makes them `_corpus`."""
-        self._numbers = np.fromiter(self._held, np.int64, len(self._held))
-        if not self._held:
-            return self._carried
         features, options = self._stream.features, self._stream.options
+        if not self._held:
+            self._corpus, self._numbers = self._stream.batches.corpus, np.zeros(1, np.int64)
+            return self._carried
         self._corpus = make_examples([*self._held.items()], features)
+        self._numbers = np.fromiter(self._held, np.int64, len(self._held))
         lengths = self._corpus.lengths.reshape(len(self._held), -1).astype(np.int64)
         lengths[self._corpus.silent] = 0
         longest = options.buckets[-1]
@@ -602,6 +609,7 @@ class Windows:
         lost += self.begin["lost"]
         self.begin = self._note_begin(number + 1, self.begin["step"] + len(window), lost)
         self._rounds.clear()
+        self._within = 0
         return window
 
     def _agree(self) -> tuple[list[Rows], np.ndarray, int]:
@@ -645,9 +653,8 @@ class Windows:
         """The answers of all hosts in a round for this window."""
         if number < len(self._rounds):  # before an error in a later round
             return self._rounds[number]
-        identity = self._stream.identity
-        at = {name: self.begin[name] for name in ("window", "step")}
-        value = {**value, "stream": {**identity, **at}}
+        step = self.begin["step"] + self._within
+        value = {**value, "stream": {**self._stream.identity, "step": step}}
         answers = [value] if self._exchange is None else self._exchange.gather(value)
         for process, answer in zip(self._stream.hosts, answers, strict=True):
             if changes := differences(answer["stream"], value["stream"]):
@@ -730,7 +737,8 @@ def find_hosts(sharding: "jax.sharding.NamedSharding | None") -> tuple[tuple[int
     import jax
 
     whole, rows = parts(sharding), dict[int, set[int]]()
-    for device, index in sharding.devices_indices_map(whole).items():
+    devices: Mapping[Any, Any] = sharding.devices_indices_map(whole)
+    for device, index in devices.items():
         mine = range(whole[0]) if index is None else range(*index[0].indices(whole[0]))
         rows.setdefault(device.process_index, set()).update(mine)
     hosts, me = sorted(rows), jax.process_index()
@@ -746,6 +754,31 @@ def find_hosts(sharding: "jax.sharding.NamedSharding | None") -> tuple[tuple[int
             f"{name_some(hosts)} alone"
         )
     return tuple(hosts), hosts.index(me)
+
+
+def read_lengths(
+    dataset: grain.IterDataset | grain.MapDataset,
+    features: Mapping[str, Feature] | None,
+    window: int,
+    sharding: "jax.sharding.NamedSharding | None",
+) -> dict[str, np.ndarray]:
+    """The lengths of each side of the first `window` examples of all hosts together."""
+    hosts, _ = find_hosts(sharding)
+    source, count = iter(as_iterable(dataset)), -(-window // len(hosts))
+    try:
+        elements = [(n, as_entries(each, n)) for n, each in zip(range(count), source, strict=False)]
+    finally:
+        source.close()
+    corpus = make_examples(elements, check_features(features)) if elements else None
+    mine: list[Any] = [[], []]
+    if corpus is not None:
+        mine = [corpus.side_names, np.reshape(corpus.lengths, (len(corpus), -1)).tolist()]
+    answers = [mine] if len(hosts) == 1 else Exchange(hosts).gather(mine)
+    every = [lengths for _, some in answers for lengths in some]
+    if not every:
+        raise InvalidValue("dataset has no element on any host; give buckets=, or another data set")
+    names = next(names for names, _ in answers if names)
+    return dict(zip(names, np.array(every, np.int64).T, strict=True))
 
 
 def _require_dtypes(features: Mapping[str, Feature] | None) -> dict[str, Feature]:
