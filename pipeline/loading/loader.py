@@ -29,7 +29,8 @@ from pipeline.loading.collate import Positions
 from pipeline.loading.iteration import StepIterator
 from pipeline.loading.prefetch import Prefetch
 from pipeline.loading.sharding import ContextOrder, batch_sharding, multiples, place
-from pipeline.loading.stream import WINDOW, Ending, PackedIterator, PackedStream, read_lengths
+from pipeline.loading.stream import WINDOW, PackedIterator, PackedStream, read_lengths
+from pipeline.loading.windows import Ending
 from pipeline.planning.bucket import Bucket, as_buckets
 from pipeline.planning.figures import warn_of_overflow
 from pipeline.planning.fit import fit_buckets
@@ -236,7 +237,7 @@ class StreamLoader(Loader):
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continues from `state`; one of other options or of another host raises a `ValueError`."""
-        state = self._stream.check(state)
+        state = self._stream.setup.check(state)
         if self._close is not None:
             self._close()
         self._start(state)

@@ -125,7 +125,7 @@ def refuse(asked):
         "seeds": lambda: (stream_of(asked | {"seed": me}), None),
         "steps": lambda: (stream, states[1 + (me == 1)]),
         "seed of a state": lambda: (stream_of(asked | {"seed": 4}), states[2]),
-        "host": lambda: (stream, states[2] | {"host": 1 - me}),
+        "host": lambda: (stream, states[2] | {"host": (me + 1) % jax.process_count()}),
         "hosts": lambda: (stream_of(asked, sharding=None), states[2]),
     }.items():
         other, state = make()
@@ -136,6 +136,10 @@ def refuse(asked):
             next(iterator)
         except ValueError as error:
             said[name] = str(error)
+    try:  # process 0 alone has data, and too small a window for them
+        list(stream_of(asked | {"kind": "empty"}, window=1))
+    except ValueError as error:
+        said["window"] = str(error)
     if jax.process_count() > 1:
         length = NamedSharding(mesh_of(data=jax.process_count()), PartitionSpec(None, "data"))
         try:

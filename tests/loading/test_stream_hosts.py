@@ -1,6 +1,7 @@
 """Packed streams of several real processes, joined over loopback."""
 
 import collections
+import functools
 import itertools
 import json
 import re
@@ -14,7 +15,7 @@ from tests.loading.stream_worker import BUCKETS, OF_ELEMENT, OF_SHARD, shard_of
 from tests.processes import Group, environment, free_port
 
 KINDS = "equal", "unequal", "skewed", "empty"
-COUNTS = 2, 4
+COUNTS = 2, pytest.param(4, marks=pytest.mark.slow)
 
 
 def start(count, folder, request):
@@ -30,33 +31,30 @@ def answers_of(group):
     return [json.loads(re.findall(r"^ANSWER (.*)$", out, re.M)[-1]) for out in outputs]
 
 
-@pytest.fixture(scope="module")
-def answers(once):
-    """What each process answers to each job, by the number of processes and the job."""
-    folder = once("streams", ask)
-    found = json.loads((folder / "answers.json").read_text())
-    return {int(count): jobs for count, jobs in found.items()} | {"folder": folder}
+@pytest.fixture
+def answers(once, count):
+    """What each of `count` processes answers to each job: one start for all jobs."""
+    folder = once(f"streams{count}", functools.partial(ask, count))
+    return json.loads((folder / "answers.json").read_text()) | {"folder": folder}
 
 
-def ask(folder):
-    found = {}
-    for count in COUNTS:
-        jobs = {
-            f"{kind} {ending}": {
-                "do": "whole",
-                "kind": kind,
-                "ending": ending,
-                "every": 1 if (count, kind) == (2, "unequal") else 5,
-                "file": str(folder / f"{count} {kind} {ending}"),
-            }
-            for kind, ending in itertools.product(KINDS, ("pad", "drop"))
+def ask(count, folder):
+    jobs = {
+        f"{kind} {ending}": {
+            "do": "whole",
+            "kind": kind,
+            "ending": ending,
+            "every": 1 if (count, kind) == (2, "unequal") else 7,
+            "file": str(folder / f"{kind} {ending}"),
         }
-        jobs["fail"] = {"do": "fail", "kind": "equal", "file": str(folder / f"{count} fail")}
-        jobs["refuse"] = {"do": "refuse", "kind": "equal"}
-        jobs["load"] = {"do": "load", "kind": "unequal"}
-        request = {"do": "several", "jobs": [*jobs.values()]}
-        of_each = answers_of(start(count, folder / f"logs{count}", request))
-        found[count] = dict(zip(jobs, map(list, zip(*of_each, strict=True)), strict=True))
+        for kind, ending in itertools.product(KINDS, ("pad", "drop"))
+    }
+    jobs["fail"] = {"do": "fail", "kind": "equal", "file": str(folder / "fail")}
+    jobs["refuse"] = {"do": "refuse", "kind": "equal"}
+    jobs["load"] = {"do": "load", "kind": "unequal"}
+    request = {"do": "several", "jobs": [*jobs.values()]}
+    of_each = answers_of(start(count, folder / "logs", request))
+    found = dict(zip(jobs, map(list, zip(*of_each, strict=True)), strict=True))
     (folder / "answers.json").write_text(json.dumps(found))
 
 
@@ -103,9 +101,7 @@ def expected_of(kind, count):
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_position_comes_once_and_hosts_have_one_shape_at_a_step(answers, count, kind):
-    each = [
-        read(answers["folder"] / f"{count} {kind} pad.{process}.npz") for process in range(count)
-    ]
+    each = [read(answers["folder"] / f"{kind} pad.{process}.npz") for process in range(count)]
     assert len({len(batches) for batches in each}) == 1
     assert len(each[0]) > 3
     shapes = {(bucket.rows // count, bucket.length) for bucket in BUCKETS}
@@ -118,9 +114,7 @@ def test_each_position_comes_once_and_hosts_have_one_shape_at_a_step(answers, co
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_stream_that_drops_the_end_has_no_empty_row_and_nothing_twice(answers, count, kind):
-    each = [
-        read(answers["folder"] / f"{count} {kind} drop.{process}.npz") for process in range(count)
-    ]
+    each = [read(answers["folder"] / f"{kind} drop.{process}.npz") for process in range(count)]
     assert len({len(batches) for batches in each}) == 1
     assert bool(each[0]) == (kind != "empty")
     assert all((b["inputs_segment_ids"][:, 0] > 0).all() for batches in each for b in batches)
@@ -129,38 +123,39 @@ def test_a_stream_that_drops_the_end_has_no_empty_row_and_nothing_twice(answers,
 
 
 @pytest.mark.parametrize("count", COUNTS)
-def test_states_are_small(answers, count):
-    for job, found in answers[count].items():
-        if job.endswith(("pad", "drop")):
-            assert max(answer["state"] for answer in found) < 1500
+def test_states_are_small(answers):
+    for kind, ending in itertools.product(KINDS, ("pad", "drop")):
+        assert max(answer["state"] for answer in answers[f"{kind} {ending}"]) < 1500
 
 
 @pytest.mark.parametrize("count", COUNTS)
 def test_an_error_on_one_host_reaches_all_and_nothing_is_lost(answers, count):
-    for process, said in enumerate(answers[count]["fail"]):
+    for process, said in enumerate(answers["fail"]):
         (told,) = said
         if process == 1:
             assert told == "OSError: no answer"
         else:
             assert re.match(r"InvalidState: process 1 has no window \d: OSError: no answer;", told)
-    each = [read(answers["folder"] / f"{count} fail.{process}.npz") for process in range(count)]
+    each = [read(answers["folder"] / f"fail.{process}.npz") for process in range(count)]
     assert sum(map(positions_of, each), collections.Counter()) == expected_of("equal", count)
 
 
 @pytest.mark.parametrize("count", COUNTS)
 def test_what_differs_between_hosts_is_named_on_all(answers, count):
-    for process, said in enumerate(answers[count]["refuse"]):
+    for process, said in enumerate(answers["refuse"]):
         assert "hosts have different streams: seed was" in said["seeds"]
         assert "hosts have different streams: step was" in said["steps"]
         assert "seed was 0 and is now 4" in said["seed of a state"]
-        assert f"host was {1 - process} and is now {process}" in said["host"]
+        assert f"host was {(process + 1) % count} and is now {process}" in said["host"]
         assert f"hosts was {count} and is now 1" in said["hosts"]
         assert "processes hold the same rows" in said["rows"]
+        small = "a window of 1 example fills no batch of 8x32, 4x64 (process 0)"
+        assert small in said["window"]
 
 
 @pytest.mark.parametrize("count", COUNTS)
 def test_buckets_are_chosen_for_the_first_window_of_all_hosts(answers, count):
-    first, *others = answers[count]["load"]
+    first, *others = answers["load"]
     assert all(other == first for other in others)
     tokens = sum(n for *_, n in first["batches"])
     assert tokens == expected_of("unequal", count).total()
