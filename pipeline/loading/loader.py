@@ -30,7 +30,6 @@ from pipeline.loading.iteration import StepIterator
 from pipeline.loading.prefetch import Prefetch
 from pipeline.loading.sharding import ContextOrder, batch_sharding, multiples, place
 from pipeline.loading.stream import WINDOW, PackedIterator, PackedStream, read_lengths
-from pipeline.loading.windows import Ending
 from pipeline.planning.bucket import Bucket, as_buckets
 from pipeline.planning.figures import warn_of_overflow
 from pipeline.planning.fit import fit_buckets
@@ -67,10 +66,9 @@ class OrderedOptions(PackingOptions, total=False):
 
 
 class LoadOptions(OrderedOptions, PlanOptions, total=False):
-    """The options that `load` hands on: to `fit_buckets`, `Plan` and `PackedStream`."""
+    """The options that `load` hands on to `fit_buckets` and `Plan`, for type checkers."""
 
     weights: Weights | None
-    ending: Ending
 
 
 class Loader(StepIterator):
@@ -335,11 +333,6 @@ def load(
         given |= {"num_threads": num_threads} if num_threads != 1 else {}
         stream = _make_stream(corpus, buckets, given)
         return StreamLoader(stream, prefetch=prefetch, timeout_seconds=timeout_seconds)
-    if "ending" in options:
-        raise InvalidValue(
-            f"ending is {options['ending']!r}, which is for Grain data sets; a plan of a corpus "
-            "ends on all hosts at the same step, with each example once"
-        )
     sharding = batch_sharding(sharding)
     if isinstance(corpus, str | os.PathLike):
         corpus = open_corpus(corpus)

@@ -14,7 +14,6 @@ from absl import flags
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-import pipeline
 from pipeline import Bucket, Feature, PackedStream, load
 
 check = grain.experimental.assert_equal_output_after_checkpoint
@@ -533,9 +532,6 @@ REFUSED = {
         source_of([4]), tokens_per_batch=64, num_epochs=1
     ),
     "dataset has no element": lambda: load(source_of([]), tokens_per_batch=64),
-    "which is for Grain data sets": lambda: load(
-        pipeline.Examples([TOKENS]), tokens_per_batch=512, ending="pad"
-    ),
 }
 
 
