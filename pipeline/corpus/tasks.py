@@ -177,7 +177,7 @@ def divide_features(
                 f"{', '.join(sides)}"
             )
         for side in sides:
-            if name in (f"{side}_segment_ids", f"{side}_positions"):
+            if name in (f"{side}_segment_ids", f"{side}_positions", f"{side}_columns"):
                 raise InvalidValue(
                     f"a feature is named {name!r}, as a field of the side {side!r}; give it "
                     "another name"

@@ -37,7 +37,7 @@ def collate(
 
     `blocks` are the parts to build, one for each side; `features` are names of features of
     positions. The result has the fields of `collate_side` for each side, but `loss_weights` only of
-    the side that carries the loss, last.
+    the side that carries the loss, last; and the columns of a side whose block has an order.
     """
     batch, loss = dict[str, np.ndarray](), dict[str, np.ndarray]()
     for number, (side, block) in enumerate(zip(corpus.sides, blocks, strict=True)):
@@ -52,7 +52,8 @@ def collate(
         fields = collate_side(side, planned, number, whole, positions, own, pointers, name)
         if block.order is not None:
             taken = block.order[slice(*block.columns)]
-            fields = {name: values[:, taken] for name, values in fields.items()}
+            fields = {field: values[:, taken] for field, values in fields.items()}
+            fields[f"{name}_columns"] = np.tile(taken.astype(INT), (len(block.rows), 1))
         for feature, aim in pointers.items():
             if (order := blocks[aim].order) is not None:
                 places = np.append(np.argsort(order), NOWHERE).astype(INT)  # -1 is the last one

@@ -32,7 +32,7 @@ EXAMPLE_ID = "example_id"
 FIELDS = (
     *("inputs", "targets", "decoder_inputs", "loss_weights", EXAMPLE_ID),
     *("inputs_segment_ids", "inputs_positions", "targets_segment_ids", "targets_positions"),
-    *("visible_until", "inputs_branch_ids"),
+    *("visible_until", "inputs_branch_ids", "inputs_columns", "targets_columns"),
 )
 RESERVED = (TOKENS, WEIGHTS, *FIELDS)
 
