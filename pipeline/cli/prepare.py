@@ -3,6 +3,7 @@
 import argparse
 import ast
 import contextlib
+import functools
 import json
 import os
 import sys
@@ -13,14 +14,15 @@ from pipeline.corpus.engines import Engine, Processes, Ray
 from pipeline.corpus.in_place import InPlace
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.links import call_for, guess, link
-from pipeline.corpus.preparation import prepare_share
+from pipeline.corpus.preparation import prepare, prepare_share
 from pipeline.corpus.tokenisation import Job
 from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import as_path
-from pipeline.text import sources
+from pipeline.text import sources, templates
+from pipeline.text.config import open_template, open_tokenizer
 from pipeline.text.sources.tables import Tables
 from pipeline.text.templates import Template
-from pipeline.trainer import corpora
+from pipeline.trainer.corpora import prepare_corpora
 from pipeline.trainer.run_config import default_workdir, load_config
 
 JSON_FIELDS = ("weights", "last_only", "rejected")  # fields of templates that may be no text
@@ -31,7 +33,7 @@ def prepare_config(path: str, workdir: str | None) -> tuple[AnyCorpus, dict[str,
     """Prepares the corpora of a config; returns the training corpus and the options of its plan."""
     config = load_config(path)
     directory = as_path(workdir or default_workdir(path)) / "corpus"
-    corpus, _ = corpora.prepare_corpora(config, directory)
+    corpus, _ = prepare_corpora(config, directory)
     return corpus, {**config.batches, **config.get("mixture", {}), "seed": config.seed}
 
 
@@ -65,8 +67,8 @@ def prepare_files(arguments: argparse.Namespace) -> str:
         raise InvalidValue("no files are given; name some, such as data/*.txt")
     directory = as_path(arguments.into)
     if arguments.tokens:
-        corpus = link(open_flags(arguments.tokens, arguments.source), directory)
-        return f"{corpus}\n\nnow look at it: lockstep report {arguments.into}"
+        linked = link(open_flags(arguments.tokens, arguments.source), directory)
+        return f"{linked}\n\nnow look at it: lockstep report {arguments.into}"
     for name in arguments.source:
         if not arguments.kind and (form := guess(name)):
             raise InvalidValue(f"{name} {call_for(name, form)}")
@@ -81,21 +83,26 @@ def prepare_files(arguments: argparse.Namespace) -> str:
             "pipeline.Corpus.from_arrays(record['input_ids'] for record in source), where source "
             f"is pipeline.sources.ParquetFiles({arguments.source[0]!r})"
         )
-    rules: Any = {"on_error": arguments.on_error, "strict": arguments.strict}
     template = _template(arguments.template) if arguments.template else None
-    text = corpora.Text(source, arguments.field, template, rules)
+    of = functools.partial(templates.texts, template) if template else arguments.field
     model = directory / "tokenizer.model"
-    tokenizer = corpora.open_tokenizer(
-        _tokenizer_fields(arguments), [text], model, advice=MARK_ADVICE
+    tokenizer = open_tokenizer(
+        _tokenizer_fields(arguments), [(source, of)], model, advice=MARK_ADVICE
     )
+    recipe: Any = {
+        "field": arguments.field,
+        "template": template,
+        "on_error": arguments.on_error,
+        "strict": arguments.strict,
+    }
     if arguments.of is not None:
-        job = Job(source, tokenizer, arguments.field, template, **rules)
+        job = Job(source, tokenizer, **recipe)
         prepare_share(job, directory, (arguments.task, arguments.of), engine=engine)
         return (
             f"task {arguments.task} of {arguments.of} is done; when all are, run the same command "
             "without --task and --of to assemble the corpus"
         )
-    corpus = text.prepare(tokenizer, directory, engine=engine)
+    corpus = prepare(source, tokenizer, directory, engine=engine, **recipe)
     return f"{corpus}\n\nnow look at it: lockstep report {arguments.into}"
 
 
@@ -111,7 +118,7 @@ def _template(words: Sequence[str]) -> Template | None:
     for name in {*JSON_FIELDS} & {*fields}:
         with contextlib.suppress(ValueError):  # other values are refused by the template
             fields[name] = json.loads(fields[name])
-    return corpora.open_template(fields)
+    return open_template(fields)
 
 
 def _engine(arguments: argparse.Namespace) -> Engine:

@@ -21,9 +21,10 @@ from pipeline import Batches, Bucket, Corpora, Corpus, Decoded, Examples, Pairs,
 from pipeline.cli.commands import main
 from pipeline.corpus.views import FillInTheMiddle, Masked
 from pipeline.history import read_history
+from pipeline.text.config import open_template
 from pipeline.text.templates import Preference
 from pipeline.text.tokenizers import Bytes
-from pipeline.trainer.corpora import open_template, prepare_corpora
+from pipeline.trainer.corpora import prepare_corpora
 from tests.corpus.token_writers import write_megatron
 from tests.runs.runs import audited, run, segment_losses, steps, summary, tiny
 
