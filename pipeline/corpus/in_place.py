@@ -1,35 +1,26 @@
 """Tokens of other programs, in place: columns of Arrow files, and flat arrays."""
 
 import functools
-import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
 import numpy as np
 from etils import epath
 
-from pipeline.corpus import token_columns, token_files
+from pipeline import registry
 from pipeline.corpus.gather import Fields, address_of, gather
 from pipeline.corpus.interface import SingleCorpus
 from pipeline.corpus.parts import Segments
 from pipeline.corpus.reader import InMemory, Pieces, Reader
 from pipeline.corpus.tasks import CAUSAL, INPUTS, Task
-from pipeline.corpus.token_files import Lists, TokenFiles
-from pipeline.errors import InvalidType, InvalidValue, require_one_of, require_whole, suggest_option
+from pipeline.corpus.token_files import Lists
+from pipeline.errors import InvalidType, InvalidValue, require_whole, suggest_option
 from pipeline.planning.identity import fingerprint_of
 from pipeline.text.features import LOSS_WEIGHTS, OF_TOKENS, TOKEN_IDS, TOKENS, WEIGHTS, Feature
 from pipeline.text.ragged import IDS
 from pipeline.text.sources import files
 from pipeline.text.tokenizers import Tokenizer
-
-# How the files of each format are read; a class method of `InPlace` has the same name.
-READERS: dict[str, Callable[..., TokenFiles]] = {
-    "arrow": token_columns.arrow,
-    "npy": token_files.npy,
-    "megatron": token_files.megatron,
-    "flat": token_files.flat,
-}
 
 
 class Options(TypedDict, total=False):
@@ -62,7 +53,8 @@ class InPlace(SingleCorpus):
     object storage are first copied into the directory of the user's caches.
 
     Args:
-        format: the name of a class method.
+        format: the name of a class method, or of a kind of `tokens` that another package
+            registers; see `pipeline.registry`.
         paths: names or globs of files, local or in a bucket, or what the method says.
         **options: those of the method.
 
@@ -93,19 +85,19 @@ class InPlace(SingleCorpus):
     """
 
     def __init__(self, format: str, paths: files.Paths, **options: Any):
-        require_one_of("format", format, READERS)
+        kind = registry.find("tokens", format, "format")
         if not isinstance(paths, str | os.PathLike) and len(paths) == 1:
             (paths,) = paths
         self.format, self.paths = format, paths
         self.options = {name: value for name, value in options.items() if value is not None}
-        known = _list_options(READERS[format])
+        known = {*COMMON, *kind.options}
         for name in self.options:
             if name not in known:
                 raise InvalidType(
                     f"the format {format!r} has no option {suggest_option(name, known)}"
                 )
         own = {n: value for n, value in self.options.items() if n not in COMMON}
-        found = READERS[format](paths, **own)
+        found = kind.make(paths, **own)
         if not found.groups:
             raise InvalidValue(f"{paths} holds no document; give files with at least one")
         self.task, self.marks = self.options.get("task", CAUSAL), _check_marks(options.get("marks"))
@@ -275,11 +267,6 @@ class InPlace(SingleCorpus):
 
     def __repr__(self) -> str:
         return f"InPlace.{self.format}({self.paths!r})"
-
-
-def _list_options(read: Callable[..., TokenFiles]) -> set[str]:
-    """The names of the options of a format, by its reader."""
-    return {*COMMON, *list(inspect.signature(read).parameters)[1:]}
 
 
 def _check_marks(given: Any) -> tuple[int | None, int | None] | tuple[()]:
