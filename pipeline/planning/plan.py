@@ -280,7 +280,7 @@ class Plan:
         """
         stage = self.stage_at(step)
         begin = stage.assembly.block(step).start
-        rows = stage.schedule.taken(begin).rows.T
+        rows = stage.schedule.before(begin).rows.T
         return {
             stream.name: stream.files_ahead(before)
             for stream, before in zip(stage.streams, rows, strict=True)
@@ -404,8 +404,8 @@ class Plan:
     def _most_in_row(self, name: str) -> dict[Bucket, int]:
         most = {bucket: 1 for stage in self.stages for bucket in stage.options.buckets}
         for stage in self.stages:
-            for leg in (leg for stream in stage.streams for leg in stream.legs):
-                numbers = getattr(leg.planned.layout, name)
+            for rows in (rows for stream in stage.streams for rows in stream.passes):
+                numbers = getattr(rows.windows, name)
                 for bucket, number in zip(stage.options.buckets, numbers, strict=True):
                     most[bucket] = max(most[bucket], number)
         return most

@@ -2,20 +2,20 @@
 
 import dataclasses
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from pipeline.errors import DoesNotFit, InvalidValue, counted
-from pipeline.planning.assembly import Assembly
+from pipeline.planning.assembly import Assembly, Batches, Together
 from pipeline.planning.bucket import PAIR
 from pipeline.planning.cache import WindowCache
 from pipeline.planning.identity import fingerprint_of
 from pipeline.planning.lengths import Lengths
 from pipeline.planning.options import LEAST_WINDOW, VERSION, Options
-from pipeline.planning.schedule import Mixture, Schedule, Single, Taken
+from pipeline.planning.schedule import NOTHING, Mixture, Schedule, Single
 from pipeline.planning.stream import Stream
 from pipeline.planning.tiers import Tiers
 
@@ -58,33 +58,41 @@ class Stage:
         self.start, self.options, self.weights, self.given = start, options, weights, given
         self.members, self.changes, self.replans = members, changes, replan
         self.firsts = np.cumsum([0, *map(len, members.values())])[:-1]
-        taken = None if before is None else before.schedule.taken(start)
-        present = () if before is None else before.streams
-        self.streams: tuple[Stream, ...] = self._make_streams(present, taken if replan else None)
-        self.schedule: Schedule = self._make_schedule(before, None if replan else taken)
-        self.plain = Assembly(self.streams, self.schedule, options)
-        self.assembly: Assembly | Tiers = self.plain
+        taken = before.schedule.before(start).rows if before is not None and replan else None
+        self.streams: tuple[Stream, ...] = self._make_streams(
+            () if before is None else before.streams, taken
+        )
+        self.schedule: Schedule = self._make_schedule(before)
+        mixed = weights is not None
+        self.plain = Assembly(self.streams, self.schedule, options, mixed=mixed)
+        self.assembly: Batches = self.plain
         if options.tiers > 1:
             self.assembly = Tiers(self.plain, self.schedule, options)
+        elif mixed:
+            self.assembly = Together(self.plain, self.schedule, options)
 
-    def _make_streams(self, before: Sequence[Stream], taken: Taken | None) -> tuple[Stream, ...]:
+    def _make_streams(
+        self, before: Sequence[Stream], taken: np.ndarray | None
+    ) -> tuple[Stream, ...]:
         """The stream of each corpus.
 
         The streams `before` of the first corpora continue: unchanged, or with the rest of epochs
         after the rows `taken` of them planned again.
         """
-        own = options_of_streams(self.options, self.members)
+        own, mixed = self.options, self.weights is not None
+        if mixed:
+            own = options_of_streams(own, len(self.members))
         cache = before[0].cache if before else WindowCache(CACHED)
         streams: list[Stream] = []
         for number, (name, corpus) in enumerate(self.members.items()):
             try:
                 if number >= len(before):
                     first = int(self.firsts[number])
-                    stream = Stream(corpus, own, cache, name=name, first=first)
+                    stream = Stream(corpus, own, cache, name=name, by_row=mixed, first=first)
                 elif taken is None:
                     stream = before[number]
                 else:
-                    stream = before[number].after(taken.rows[:, number], corpus, own)
+                    stream = before[number].after(taken[:, number], corpus, own)
             except ValueError as error:
                 raise InvalidValue(f"corpus {name!r}: {error}" if name else str(error)) from error
             except MemoryError as error:
@@ -95,17 +103,19 @@ class Stage:
                     "of long examples, or overflow='truncate' or 'drop'"
                 ) from error
             streams.append(stream)
-        needs = sum(leg.planned.needs for stream in streams for leg in stream.legs)
+        needs = sum(each.needs for stream in streams for each in stream.passes)
         cache.capacity = max(cache.capacity, needs)
         return tuple(streams)
 
-    def _make_schedule(self, before: "Stage | None", taken: Taken | None) -> Schedule:
-        """The schedule, whose streams go on after the rows `taken`; None: they are new."""
+    def _make_schedule(self, before: "Stage | None") -> Schedule:
+        """The schedule; that of a mixture goes on from the one before."""
         if self.weights is None:
             return Single(self.start, self.streams[0], self.options)
-        earlier = None if before is None else before.schedule
-        assert earlier is None or isinstance(earlier, Mixture), "one corpus stays one"
-        return Mixture(self.start, self.streams, self.options, self.weights, earlier, taken)
+        taken = NOTHING
+        if before is not None:
+            assert isinstance(before.schedule, Mixture), "one corpus stays one"
+            taken = before.schedule.taken(self.start, replan=self.replans)
+        return Mixture(self.start, self.streams, self.options, self.weights, taken)
 
     @property
     def num_examples(self) -> int:
@@ -130,7 +140,7 @@ class Stage:
     @property
     def cuts(self) -> int:
         """The number of pieces that an epoch of each corpus cuts to fill rows."""
-        return int(sum(stream.whole.layout.cuts.sum() for stream in self.streams))
+        return int(sum(stream.whole.windows.cuts.sum() for stream in self.streams))
 
     @functools.cached_property
     def identity(self) -> dict[str, Any]:
@@ -170,10 +180,11 @@ class Stage:
         return {"from": self.start, "fingerprint": fingerprint, "identity": self.identity}
 
 
-def options_of_streams(options: Options, names: Collection[str]) -> Options:
-    """The options of each corpus's stream; several divide `window` and have buckets of one row."""
-    if "" in names:
-        return options
-    window = min(options.window, max(options.window // len(names), LEAST_WINDOW))
+def options_of_streams(options: Options, several: int) -> Options:
+    """The options of the stream of each of several corpora: they divide the window, and take rows.
+
+    A plan takes single rows of their buckets.
+    """
+    window = min(options.window, max(options.window // several, LEAST_WINDOW))
     buckets = tuple(dataclasses.replace(each, rows=1) for each in options.buckets)
     return dataclasses.replace(options, window=window, buckets=buckets)

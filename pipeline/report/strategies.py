@@ -273,13 +273,13 @@ def compare_plans(
 def count_plan(plan: Plan, width: int, **others: Any) -> Strategy:
     """The strategy of a plan of one corpus; `others` are its other fields."""
     batches = plan.count(0, plan.num_batches()).batches
-    layout = plan.stages[-1].streams[0].whole.layout
+    windows = plan.stages[-1].streams[0].whole.windows
     squares, costs = 0, plan.options.costs
-    for window in range(len(layout)):
-        sizes = layout.pieces.locate(layout.pieces_in(window))[2]
+    for window in range(len(windows)):
+        sizes = windows.pieces.locate(windows.pieces_in(window))[2]
         squares += _scores(np.multiply(sizes, costs).T).sum()
-        if layout.cuts[window]:
-            squares -= _scores_between_pieces(layout.packed(window))
+        if windows.cuts[window]:
+            squares -= _scores_between_pieces(windows.packed(window))
     return weigh(
         width,
         tokens=plan.num_tokens,

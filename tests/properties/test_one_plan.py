@@ -178,7 +178,7 @@ def made(corpora, phases, begin, changes, per_file):
 
 def used_buckets(source):
     """The buckets that whole epochs of a source have rows of; others, its remainder has not."""
-    pairs = zip(source.options.buckets, source.whole.rows.tolist(), strict=True)
+    pairs = zip(source.options.buckets, source.whole.counts.tolist(), strict=True)
     return [bucket for bucket, rows in pairs if rows or not source.name]
 
 
