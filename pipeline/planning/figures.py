@@ -64,7 +64,7 @@ class Counts(NamedTuple):
 def count_steps(stages: Sequence[Stage], first: int, last: int) -> Counts:
     """The numbers of the steps `first` to `last`, for all corpora and buckets of the last stage."""
     options = stages[-1].options
-    costs = options.costs
+    costs = options.cost
     buckets = {bucket: np.zeros(2 + len(costs)) for bucket in options.buckets}
     tokens, passes = (dict.fromkeys(stages[-1].members, 0.0) for _ in range(2))
     for stage, following in itertools.zip_longest(stages, stages[1:]):
@@ -201,7 +201,7 @@ def _tabulate_corpora(stage: Stage, counts: Counts) -> list[str]:
     for stream in stage.streams:
         name, share_of = stream.name, stage.weights or {}
         weight = f"{float(share_of[name]):.4g}"
-        tokens = weigh(stream.whole.windows.real.sum(axis=(0, 1)), stage.options.costs)
+        tokens = weigh(stream.whole.windows.real.sum(axis=(0, 1)), stage.options.cost)
         epochs, tokens = f"{counts.passes[name]:.2f}", f"{round(tokens):,}"
         cells = name, weight, f"{counts.shares[name]:.3%}", epochs, tokens
         rows.append([*cells, f"{len(stream.lengths):,}"])

@@ -209,7 +209,7 @@ class Fit:
                 "fit buckets to"
             )
         self._array, self._options = array, options
-        self._longest = np.maximum(array.reshape(len(array), -1).max(axis=0), 1).astype(np.int64)
+        self._longest = np.maximum(array.max(axis=0), 1).astype(np.int64)
         self._limits: np.ndarray | None = None
         if max_length is not None:
             self._limits = np.array(whole_by_side("max_length", max_length, names))
@@ -301,7 +301,7 @@ def typical_lengths(
     phases, counts = as_phases(weights, tuple(corpora)), {}
     for name, each in corpora.items():  # relative numbers of examples
         examples = len(each.included)
-        positions = each.included.reshape(-1, len(costs)).sum(axis=0, dtype=np.int64)
+        positions = each.included.sum(axis=0, dtype=np.int64)
         size = each.count_by(by, positions.tolist(), costs, examples)
         shares = sum(phase.get(name, Fraction(0)) for _, phase in phases)
         counts[name] = float(shares) * examples / max(size, 1)

@@ -22,6 +22,9 @@ COUNTED = 1 << 20
 
 NO_EXAMPLES = np.zeros(0, np.int64)
 
+# The columns of `Lengths` that groups have.
+COLUMNS = "paths", "continuations", "work"
+
 
 @runtime_checkable
 class Corpus(Protocol):
@@ -127,31 +130,41 @@ class Lengths:
 
     Attributes:
         given: an integer array `[n]` or `[n, sides]`; arrays `[n]` by side; or a corpus.
+        array: the lengths [n, sides], also of examples that are left out.
         names: the names of the sides, if they are given.
         loss_side: the number of the side with loss; the last one, if that is not known.
         stays: bool [n], whether each example stays; others are left out.
         num_excluded: the number of the others.
         files: int64, the examples in each file of a corpus of files; else None.
-        trees: as for `Corpus`, if the corpus has groups; else None.
-        array: the lengths, also of examples that are left out.
+        indivisible: bool [n], whether each example is a group, which is never cut.
+        has_groups: whether the corpus may have groups. If it has, these are int64 [n]:
+        paths: the positions of the longest path in each example;
+        continuations: the continuations of each; and
+        work: the cost of each in attention, of groups.
     """
 
     def __init__(self, given: Any, stays: np.ndarray | None = None):
         self.given = given
         self.files: np.ndarray | None = getattr(given, "files", None)
-        self.trees: np.ndarray | None = getattr(given, "trees", None)
         named = given if isinstance(given, Mapping) else getattr(given, "side_names", ())
         self.names: tuple[str, ...] = tuple(named)
         loss = getattr(given, "loss_side", None)
         self.loss_side: int = -1 if loss is None else loss
-        self.array = as_lengths(given)
-        self.stays = everywhere(True, len(self.array)) if stays is None else stays
+        array = as_lengths(given)
+        self.array = array[:, None] if array.ndim == 1 else array
+        self.stays = everywhere(True, len(array)) if stays is None else stays
+        self._trees: np.ndarray | None = getattr(given, "trees", None)
+        self.has_groups = self._trees is not None
+        self.indivisible = everywhere(False, len(array))
+        if self._trees is not None:
+            self.paths, self.continuations, self.work = self._trees.T
+            self.indivisible = self.continuations > 0
         self.num_excluded = 0 if stays is None else len(stays) - int(np.count_nonzero(stays))
         if loss is None and (known := [name for name in reversed(PAIR) if name in self.names]):
             self.loss_side = self.names.index(known[0])  # of arrays by name
 
     def __getstate__(self) -> dict[str, Any]:
-        taken = ("files", "trees", "array", "stays")  # from `given`
+        taken = ("array", "stays", "files", "_trees", "indivisible", *COLUMNS)  # from `given`
         state = {name: value for name, value in vars(self).items() if name not in taken}
         return state | {"stays": store_mask(self.stays) if self.num_excluded else None}
 
@@ -179,7 +192,12 @@ class Lengths:
     @property
     def num_sides(self) -> int:
         """The number of sides."""
-        return 1 if self.array.ndim == 1 else self.array.shape[1]
+        return self.array.shape[1]
+
+    def of_parts(self, examples: np.ndarray, sizes: np.ndarray) -> "Lengths":
+        """The lengths of parts of some examples: `sizes`, [n, sides]."""
+        trees = None if self._trees is None else self._trees[examples]
+        return Lengths(types.SimpleNamespace(lengths=sizes, trees=trees))
 
     @functools.cached_property
     def _digest(self) -> str:
@@ -187,8 +205,8 @@ class Lengths:
 
     def _digest_of(self, count: int) -> str:
         """The digest of the first `count` examples."""
-        if self.trees is not None and self.trees[:count, 1].any():
-            trees = hashlib.sha256(self.trees[:count].astype("<i8").tobytes()).hexdigest()[:16]
+        if self._trees is not None and self.indivisible[:count].any():
+            trees = hashlib.sha256(self._trees[:count].astype("<i8").tobytes()).hexdigest()[:16]
             return f"{digest(self.array[:count])} with groups ({trees})"
         known = getattr(self.given, "lengths_digest", None) if count == len(self) else None
         return known or digest(self.array[:count])
@@ -206,8 +224,7 @@ class Lengths:
         """The number of examples left out that have a position."""
         if not self.num_excluded:
             return 0
-        sizes = self.array[~self.stays].reshape(-1, self.num_sides)
-        return int(np.count_nonzero(sizes.any(axis=1)))
+        return int(np.count_nonzero(self.array[~self.stays].any(axis=1)))
 
     @property
     def num_silent(self) -> int:
@@ -232,7 +249,7 @@ class Lengths:
 
     @property
     def included(self) -> np.ndarray:
-        """The lengths of the examples that are not left out."""
+        """The lengths of the examples that are not left out: [examples, sides]."""
         return self.array[self.stays] if self.num_excluded else self.array
 
     def positions_from(self, first: int) -> np.ndarray:
@@ -240,7 +257,7 @@ class Lengths:
 
         They are 0 for examples that are left out.
         """
-        sizes = self.array[first:].astype(np.int64).reshape(-1, self.num_sides)
+        sizes = self.array[first:].astype(np.int64)
         sizes[~self.stays[first:]] = 0
         return sizes
 
@@ -390,7 +407,7 @@ def chunks(lengths: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def digest(lengths: np.ndarray) -> str:
-    """A short hash of the lengths, the same for every integer dtype.
+    """A short hash of the lengths, [n] or [n, sides], the same for every integer dtype.
 
     >>> digest(np.array([3, 1, 2])) == digest(np.array([3, 1, 2], np.uint16))
     True
