@@ -5,7 +5,7 @@ import functools
 import hashlib
 import types
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, SupportsIndex, runtime_checkable
 
 import numpy as np
@@ -67,16 +67,10 @@ AnyLengths = OneLengths | Mapping[str, OneLengths]
 Exclude = Sequence[SupportsIndex] | HasArray | Callable[[Any], Any]
 
 
-def take_first(given: Any, examples: int, *, several: bool = False) -> Any:
-    """The part of `given` that has the first `examples` examples.
-
-    It has lengths or is a corpus; `several`: of several corpora by name.
-    """
+def take_first(given: Any, examples: int) -> Any:
+    """The part of some lengths, or of a corpus, that has the first `examples` examples."""
     if hasattr(given, "corpora"):
         return given.begin(examples)
-    if isinstance(given, Mapping) and several:
-        ends = np.cumsum([len(Lengths.of(each)) for each in given.values()])
-        return dict(list(given.items())[: int(np.searchsorted(ends, examples)) + 1])
     array = as_lengths(given)
     if len(array) == examples:
         return given
@@ -97,26 +91,6 @@ def take_first(given: Any, examples: int, *, several: bool = False) -> Any:
     if (trees := getattr(given, "trees", None)) is not None:
         begin.trees = trees[:examples]
     return begin if len(vars(begin)) > 1 else begin.lengths
-
-
-def as_corpora(given: Any) -> Mapping[str, Any]:
-    """The corpora of a plan with weights, by name."""
-    corpora = getattr(given, "corpora", given)
-    if not isinstance(corpora, Mapping) or "" in corpora:
-        raise InvalidValue(
-            f"lengths is {given!r:.60}; with weights it must be several corpora by name: a dict, "
-            "or Corpora({'name': corpus})"
-        )
-    return corpora
-
-
-def select_corpora(given: Any, names: Iterable[str]) -> Any:
-    """The corpora called `names`, which come first in `given`, in the form of `given`."""
-    every = as_corpora(given)
-    found = {name: every[name] for name in names}
-    if hasattr(given, "corpora") and len(found) > 1:
-        return given.begin(sum(map(len, found.values())))
-    return found
 
 
 class Lengths:
@@ -344,15 +318,6 @@ def load_mask(stored: Mapping[str, Any]) -> np.ndarray:
         return np.unpackbits(np.frombuffer(packed, np.uint8), count=stored["length"]).astype(bool)
     except (zlib.error, KeyError, TypeError) as error:
         raise InvalidValue(f"{stored!r:.80} is not a mask of examples") from error
-
-
-def exclude_from(members: Mapping[str, Lengths], excluded: np.ndarray) -> dict[str, Lengths]:
-    """The corpora by name without some examples: a bool for each, one corpus after another."""
-    first, found = 0, dict[str, Lengths]()
-    for name, lengths in members.items():
-        found[name] = lengths.exclude(excluded[first : first + len(lengths)])
-        first += len(lengths)
-    return found
 
 
 def as_lengths(lengths: Any) -> np.ndarray:

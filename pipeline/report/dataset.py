@@ -117,7 +117,7 @@ def from_run(corpus: AnyCorpus, name: str, plan: Plan, batches: Mapping[str, Any
     options, buckets = select_options(FITTING, batches), plan.options.buckets
     others = ("weights", "by", "exclude")
     options |= plan.options.as_json([option for option in PLANNING if option not in others])
-    options["exclude"] = np.flatnonzero(plan.stages[-1].excluded)
+    options["exclude"] = np.flatnonzero(~plan.stages[-1].members.stays)
     if "buckets" in batches or buckets != plan.stages[0].options.buckets:
         options.pop("tokens_per_batch", None)  # not the budget of these buckets
     costs = plan.options.cost

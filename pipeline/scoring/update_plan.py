@@ -72,7 +72,7 @@ class Tailed(Plan):
     def of(cls, plan: Plan, groups: Sequence[Group]) -> "Tailed":
         """The batches of `groups` with the rows of `plan`."""
         tailed = cls.__new__(cls)
-        tailed._set(plan.stages)
+        tailed._set(plan._history)
         tailed.groups = groups
         return tailed
 
