@@ -101,7 +101,7 @@ class Assembly:
         if not self._mixed:
             return PlannedBatch(shape, segments, epoch, align=self._options.align)
         owner = np.searchsorted(self._firsts, segments[:, 1], side="right") - 1
-        tokens = np.bincount(owner, weigh(segments[:, 3:], self._options.costs))
+        tokens = np.bincount(owner, weigh(segments[:, 3:], self._options.cost))
         sources = {
             self._streams[number].name: int(count) if count.is_integer() else count
             for number, count in enumerate(tokens.tolist())

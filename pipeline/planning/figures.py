@@ -8,6 +8,7 @@ import numpy as np
 
 from pipeline.errors import counted
 from pipeline.planning.bucket import PAIR, Bucket
+from pipeline.planning.changes import Change
 from pipeline.planning.lengths import weigh
 from pipeline.planning.stage import Stage
 from pipeline.planning.text_table import text_table
@@ -64,9 +65,9 @@ class Counts(NamedTuple):
 def count_steps(stages: Sequence[Stage], first: int, last: int) -> Counts:
     """The numbers of the steps `first` to `last`, for all corpora and buckets of the last stage."""
     options = stages[-1].options
-    costs = options.costs
+    costs = options.cost
     buckets = {bucket: np.zeros(2 + len(costs)) for bucket in options.buckets}
-    tokens, passes = (dict.fromkeys(stages[-1].members, 0.0) for _ in range(2))
+    tokens, passes = (dict.fromkeys(stages[-1].members.corpora, 0.0) for _ in range(2))
     for stage, following in itertools.zip_longest(stages, stages[1:]):
         begin, end = max(first, stage.start), min(last, following.start) if following else last
         if begin >= end:
@@ -113,21 +114,26 @@ def count_losses(stage: Stage) -> dict[str, int]:
     return dict(zip(names, found.tolist(), strict=True))
 
 
-def describe(stages: Sequence[Stage], counts: Counts) -> str:
+def describe(history: Sequence[Change], counts: Counts) -> str:
     """The text of `print(plan)`, from the numbers of an epoch of the last stage."""
-    changes = [_describe_change(*pair) for pair in itertools.pairwise(stages)]
-    return "\n".join([*changes, *_tabulate(stages[-1], counts)])
+    changes = [_describe_change(*pair) for pair in itertools.pairwise(history)]
+    return "\n".join([*changes, *_tabulate(history[-1].stage, counts)])
 
 
-def _describe_change(before: Stage, stage: Stage) -> str:
+def _describe_change(before: Change, change: Change) -> str:
     """A line that says what a stage changes."""
-    names = [name for name in stage.changes if name not in ("examples", "exclude")]
+    stage, keywords = change
+    names = [name for name in keywords if name not in ("examples", "exclude")]
     changed = [", ".join(names)] if names else []
-    if new := stage.num_examples - before.num_examples:
+    if new := stage.members.count - before.stage.members.count:
         changed.append(counted(new, "new example"))
-    if excluded := stage.num_excluded - before.num_excluded:
+    if excluded := _count_excluded(stage) - _count_excluded(before.stage):
         changed.append(f"{counted(excluded, 'more example')} left out")
     return f"from step {stage.start:,} on: {', '.join(changed) or 'the same options'}"
+
+
+def _count_excluded(stage: Stage) -> int:
+    return sum(stream.lengths.num_excluded for stream in stage.streams)
 
 
 def _tabulate(stage: Stage, counts: Counts) -> list[str]:
@@ -201,7 +207,7 @@ def _tabulate_corpora(stage: Stage, counts: Counts) -> list[str]:
     for stream in stage.streams:
         name, share_of = stream.name, stage.weights or {}
         weight = f"{float(share_of[name]):.4g}"
-        tokens = weigh(stream.whole.windows.real.sum(axis=(0, 1)), stage.options.costs)
+        tokens = weigh(stream.whole.windows.real.sum(axis=(0, 1)), stage.options.cost)
         epochs, tokens = f"{counts.passes[name]:.2f}", f"{round(tokens):,}"
         cells = name, weight, f"{counts.shares[name]:.3%}", epochs, tokens
         rows.append([*cells, f"{len(stream.lengths):,}"])

@@ -41,7 +41,7 @@ def row_starts(row: np.ndarray) -> np.ndarray:
     return (in_row.cumsum() - in_row)[row]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class FlatRows:
     """Rows of one bucket.
 
@@ -70,19 +70,21 @@ class FlatRows:
         return len(self.times)
 
     @functools.cached_property
-    def _edges(self) -> np.ndarray:
-        """The first segment of each row, and the number of all segments: int64 [rows + 1]."""
-        return np.append(0, self.times.cumsum())
+    def _starts(self) -> np.ndarray:
+        """The first segment of each row: int64 [rows]."""
+        return self.times.cumsum() - self.times
 
     def between(self, begin: int, end: int) -> "FlatRows":
         """The rows from number `begin` to `end`."""
-        low, high = self._edges[begin], self._edges[end]
+        low, high = (
+            self._starts[row] if row < len(self) else len(self.segments) for row in (begin, end)
+        )
         return FlatRows(self.times[begin:end], self.segments[low:high], self.costs[begin:end])
 
     def pick(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The number of segments of each of the rows `numbers`, and their segments."""
         times = self.times[numbers]
-        return times, self.segments.take(ranges(self._edges[numbers], times), axis=0)
+        return times, self.segments.take(ranges(self._starts[numbers], times), axis=0)
 
 
 def lay_out(

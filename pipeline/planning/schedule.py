@@ -110,6 +110,16 @@ class Schedule(abc.ABC):
         return range(begin, end)
 
 
+class Pass(NamedTuple):
+    """The steps of a single stream that take the rows of one of its passes."""
+
+    start: int  # the first step
+    rows: Rows
+    batches: np.ndarray  # int64 [buckets], those of one repetition
+    steps: int  # of one repetition
+    before: np.ndarray  # int64 [buckets], the batches before it
+
+
 class Epoch(NamedTuple):
     """Consecutive steps of a single stream: an epoch, or the rest of those in progress."""
 
@@ -126,24 +136,21 @@ class Single(Schedule):
     def __init__(self, start: int, stream: Stream, options: Options):
         super().__init__(start, [stream], options)
         self._shuffle, self._seed = options.shuffle, options.seed
-        # For each pass: its first step, its rows, the batches of each bucket that hold the rows of
-        # a repetition, and those of the passes before it.
-        self._passes: list[tuple[int, Rows, np.ndarray, np.ndarray]] = []
+        self._passes: list[Pass] = []
         before = 0 * self._rows_per_batch
         for rows in stream.passes:
             batches = -(-rows.counts // self._rows_per_batch)
-            self._passes.append((start, rows, batches, before))
+            self._passes.append(Pass(start, rows, batches, int(batches.sum()), before))
             before, start = before + batches, start + int(batches.sum())
         self._epochs: tuple[Epoch, ...] = ()  # those made last
 
-    def _find(self, step: int) -> tuple[int, tuple[int, Rows, np.ndarray, np.ndarray]]:
+    def _find(self, step: int) -> tuple[int, Pass]:
         """How often the pass of a step is over before it, and that pass."""
-        found = next(each for each in reversed(self._passes) if step >= each[0])
-        return (step - found[0]) // int(found[2].sum()), found
+        found = self._passes[-1] if step >= self._passes[-1].start else self._passes[0]
+        return (step - found.start) // found.steps, found
 
     def _epoch_at(self, step: int) -> Epoch:
-        times, (first, rows, batches, before) = self._find(step)
-        steps = int(batches.sum())
+        times, (first, rows, batches, steps, before) = self._find(step)
         start, kept = first + times * steps, self._epochs
         if known := [each for each in kept if each.start == start]:
             return known[0]
@@ -175,8 +182,8 @@ class Single(Schedule):
 
     def epoch_of(self, step: int) -> int:
         """See `Schedule`."""
-        times, (_, rows, *_) = self._find(step)
-        return rows.epoch + times
+        times, found = self._find(step)
+        return found.rows.epoch + times
 
 
 class Taken(NamedTuple):

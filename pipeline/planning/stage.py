@@ -1,8 +1,8 @@
-"""Stages: a stage says how batches are made from a step on. A plan is a list of stages."""
+"""Stages: a stage has the batches from a step on. A plan is a list of stages."""
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -13,7 +13,7 @@ from pipeline.planning.assembly import Assembly, Batches, Together
 from pipeline.planning.bucket import PAIR
 from pipeline.planning.cache import WindowCache
 from pipeline.planning.identity import fingerprint_of
-from pipeline.planning.lengths import Lengths
+from pipeline.planning.members import Members
 from pipeline.planning.options import LEAST_WINDOW, VERSION, Options
 from pipeline.planning.schedule import NOTHING, Mixture, Schedule, Single
 from pipeline.planning.stream import Stream
@@ -24,19 +24,17 @@ CACHED = 1 << 22
 
 
 class Stage:
-    """The options of a plan from a step on, and the streams and the schedule that they give.
+    """The steps from one on, under one set of options: the streams and the schedule that they give.
+
+    It does not change. A change of the plan is another stage, which goes on after some rows.
 
     Attributes:
         start: the first step.
         options: the options.
         weights: the share of each of several corpora, by name; None for one corpus.
-        given: the lengths or corpora of the plan, with corpora that have joined.
-        members: the lengths of each corpus by name.
-        firsts: the number in the plan of the first example of each corpus: int64 [corpora].
-        changes: the changes of this stage, as keywords of `Plan.after` in JSON, with `examples`
-            (their number from here on) instead of `lengths`. In the first stage, all options.
-        replans: whether what the stage before it leaves of epochs is planned again, by new streams;
-            else it has other weights than that, and perhaps more corpora.
+        members: the corpora, with those that have joined by now.
+        continues: whether it has the streams of the stage before it, with other weights and perhaps
+            more corpora; else what that one leaves of epochs is planned again.
         streams: the stream of each corpus, in order.
         schedule: the bucket and the rows of each step.
         plain: the batches of each step before tiers deal their rows.
@@ -47,54 +45,46 @@ class Stage:
         self,
         start: int,
         options: Options,
-        members: Mapping[str, Lengths],
+        members: Members,
         weights: Mapping[str, Fraction] | None,
-        given: Any,
-        changes: Mapping[str, Any],
         *,
         before: "Stage | None" = None,
-        replan: bool = True,
+        continues: bool = False,
     ):
-        self.start, self.options, self.weights, self.given = start, options, weights, given
-        self.members, self.changes, self.replans = members, changes, replan
-        self.firsts = np.cumsum([0, *map(len, members.values())])[:-1]
-        taken = before.schedule.before(start).rows if before is not None and replan else None
-        self.streams: tuple[Stream, ...] = self._make_streams(
-            () if before is None else before.streams, taken
-        )
+        """`before` is the stage of the steps before `start`; None: there is none."""
+        self.start, self.options, self.weights = start, options, weights
+        self.members, self.continues = members, continues
+        self.streams: tuple[Stream, ...] = self._make_streams(before)
         self.schedule: Schedule = self._make_schedule(before)
-        mixed = weights is not None
-        self.plain = Assembly(self.streams, self.schedule, options, mixed=mixed)
+        self.plain = Assembly(self.streams, self.schedule, options, mixed=members.several)
         self.assembly: Batches = self.plain
         if options.tiers > 1:
             self.assembly = Tiers(self.plain, self.schedule, options)
-        elif mixed:
+        elif members.several:
             self.assembly = Together(self.plain, self.schedule, options)
 
-    def _make_streams(
-        self, before: Sequence[Stream], taken: np.ndarray | None
-    ) -> tuple[Stream, ...]:
-        """The stream of each corpus.
-
-        The streams `before` of the first corpora continue: unchanged, or with the rest of epochs
-        after the rows `taken` of them planned again.
-        """
-        own, mixed = self.options, self.weights is not None
-        if mixed:
-            own = options_of_streams(own, len(self.members))
-        cache = before[0].cache if before else WindowCache(CACHED)
+    def _make_streams(self, before: "Stage | None") -> tuple[Stream, ...]:
+        """The stream of each corpus, of which the first ones go on from those `before`."""
+        present = () if before is None else before.streams
+        cache = present[0].cache if present else WindowCache(CACHED)
+        own, several = self.options, self.members.several
+        if several:
+            own = options_of_streams(own, len(self.members.corpora))
+        rows = None if before is None else before.schedule.before(self.start).rows
         streams: list[Stream] = []
-        for number, (name, corpus) in enumerate(self.members.items()):
+        for number, (name, corpus) in enumerate(self.members.corpora.items()):
             try:
-                if number >= len(before):
-                    first = int(self.firsts[number])
-                    stream = Stream(corpus, own, cache, name=name, by_row=mixed, first=first)
-                elif taken is None:
-                    stream = before[number]
+                if number >= len(present):
+                    first = int(self.members.firsts[number])
+                    stream = Stream(corpus, own, cache, name=name, by_row=several, first=first)
+                elif self.continues or rows is None:
+                    stream = present[number]
                 else:
-                    stream = before[number].after(taken[:, number], corpus, own)
+                    stream = present[number].after(rows[:, number], corpus, own)
             except ValueError as error:
-                raise InvalidValue(f"corpus {name!r}: {error}" if name else str(error)) from error
+                raise InvalidValue(
+                    f"corpus {name!r}: {error}" if several else str(error)
+                ) from error
             except MemoryError as error:
                 positions = int(corpus.array.sum(dtype=np.int64))
                 raise DoesNotFit(
@@ -114,23 +104,8 @@ class Stage:
         taken = NOTHING
         if before is not None:
             assert isinstance(before.schedule, Mixture), "one corpus stays one"
-            taken = before.schedule.taken(self.start, replan=self.replans)
+            taken = before.schedule.taken(self.start, replan=not self.continues)
         return Mixture(self.start, self.streams, self.options, self.weights, taken)
-
-    @property
-    def num_examples(self) -> int:
-        """Examples of all corpora, including those left out."""
-        return sum(map(len, self.members.values()))
-
-    @property
-    def excluded(self) -> np.ndarray:
-        """Whether each example of all corpora is left out: bool [examples]."""
-        return np.concatenate([~lengths.stays for lengths in self.members.values()])
-
-    @property
-    def num_excluded(self) -> int:
-        """The number of examples of all corpora that are left out."""
-        return sum(lengths.num_excluded for lengths in self.members.values())
 
     @property
     def max_position(self) -> int:
@@ -156,7 +131,7 @@ class Stage:
         if self.weights is None:
             del found["by"]
             return found | self.streams[0].identity
-        if not self.replans:
+        if self.continues:
             found["streams"] = "continue"
         corpora = {
             stream.name: {

@@ -5,10 +5,8 @@ once. The last one has whole epochs for ever. A pass takes the rows of its windo
 another, in a seeded order.
 """
 
-import dataclasses
 import functools
 import itertools
-import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -96,7 +94,7 @@ class Rows:
         pieces = self.windows.pieces
         examples = int(self.windows.counts[1:].sum()) - pieces.num_later
         positions, options = pieces.positions.tolist(), self._options
-        return max(self._lengths.count_by(options.by, positions, options.costs, examples), 1)
+        return max(self._lengths.count_by(options.by, positions, options.cost, examples), 1)
 
     @functools.cached_property
     def needs(self) -> int:
@@ -149,7 +147,7 @@ class Rows:
                 self._window(self._cache.prepare, epoch + more, following)
         spans = self._as_spans(epoch, rows.segments)
         spans[:, 1] += self._first
-        return dataclasses.replace(rows, segments=spans)
+        return FlatRows(rows.times, spans, rows.costs)
 
     def _window(self, get: Callable, epoch: int, place: int) -> Any:
         """The rows of each bucket in the window at `place` in an epoch's order, from the cache."""
@@ -318,7 +316,7 @@ class Stream:
                 "Bucket(rows=…, length=(inputs, targets)) for pairs, and by name for others"
             )
         if self.options.packing == "fill":
-            check_fill(groups=lengths.trees is not None)
+            check_fill(groups=lengths.has_groups)
         pieces = self.options.cut(lengths)
         if len(pieces.table) == 1:
             silent = f" ({lengths.num_silent:,} have no loss)" if lengths.num_silent else ""
@@ -335,9 +333,7 @@ class Stream:
         if self.lengths.num_excluded:
             stays = self.lengths.stays[spans[:, 1]]
             spans, self.lost = spans[stays], spans[~stays]
-        trees = self.lengths.trees
-        trees = None if trees is None else trees[spans[:, 1]]
-        pieces, used = self._cut_rest(spans[:, 3:].astype(np.uint32), trees)
+        pieces, used = self._cut_rest(spans[:, 1], spans[:, 3:].astype(np.uint32))
         sizes = pieces.positions_per_example()
         lost = spans.copy()
         lost[:, 3:] -= sizes
@@ -350,10 +346,11 @@ class Stream:
         return Rows(self, pieces, epoch=epoch, start=none, used=used, spans=spans)
 
     def _cut_rest(
-        self, lengths: np.ndarray, trees: np.ndarray | None
+        self, examples: np.ndarray, sizes: np.ndarray
     ) -> tuple[Pieces, Sequence[int] | None]:
-        """The pieces of spans of these lengths, and the buckets of their rows, as for `pack`."""
-        pieces = self.options.cut(self._as_lengths(lengths, trees))
+        """The pieces of spans of these sizes, and the buckets of their rows, as for `packer`."""
+        lengths = self.lengths.of_parts(examples, sizes)
+        pieces = self.options.cut(lengths)
         if not self.by_row:
             return pieces, None
         # Only buckets that have rows in whole epochs, which follow. A span that they do not hold is
@@ -361,17 +358,11 @@ class Stream:
         used = np.flatnonzero(self.whole.counts).tolist()
         buckets = [self.options.buckets[number] for number in used]
         sizes, vectors = pieces.positions_per_example(), self.options.vectors
-        is_whole = np.full(len(sizes), vectors) if trees is None else trees[:, 1] > 0
         holds = np.any([(sizes <= bucket.lengths).all(axis=1) for bucket in buckets], axis=0)
-        sizes[is_whole & ~holds] = 0
+        sizes[(lengths.indivisible | vectors) & ~holds] = 0
         room = tuple(map(max, zip(*(bucket.lengths for bucket in buckets), strict=True)))
-        rest = self._as_lengths(sizes, trees)
+        rest = self.lengths.of_parts(examples, sizes)
         return self.options.cut(rest, room, "truncate" if vectors else "split"), used
-
-    def _as_lengths(self, sizes: np.ndarray, trees: np.ndarray | None) -> Lengths:
-        """Sizes [n, sides] of spans as `Lengths`."""
-        array = sizes if self.options.vectors else sizes[:, 0]
-        return Lengths(types.SimpleNamespace(lengths=array, trees=trees))
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -83,7 +83,7 @@ class Windows:
             self.cuts[window] = packed.num_cuts
             for index, patterns in enumerate(packed.patterns):
                 real: Any = sum([pattern.fill * pattern.rows for pattern in patterns])
-                if pieces.align != 1 or self.real.shape[2] > 1:
+                if not pieces.keys_are_sizes:
                     real = count_segments(patterns, len(self.counts)) @ pieces.mean_positions
                 self.rows[index, window], self.real[index, window] = packed.rows(index), real
                 most = packed.most_in_row(index, pieces.most_continuations)

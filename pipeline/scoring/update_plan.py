@@ -72,7 +72,7 @@ class Tailed(Plan):
     def of(cls, plan: Plan, groups: Sequence[Group]) -> "Tailed":
         """The batches of `groups` with the rows of `plan`."""
         tailed = cls.__new__(cls)
-        tailed._set(plan.stages)
+        tailed._set(plan._history)
         tailed.groups = groups
         return tailed
 
@@ -120,7 +120,7 @@ class Tailed(Plan):
 
     def count(self, first: int, last: int) -> Counts:
         """See `Plan`."""
-        costs, tokens = self.options.costs, 0.0
+        costs, tokens = self.options.cost, 0.0
         buckets = {bucket: np.zeros(2 + len(costs)) for bucket in self.buckets}
         for batch in self._batches[first:last]:
             real = batch.segments[:, 3:].sum(axis=0)
