@@ -2,18 +2,19 @@
 
 import abc
 import functools
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from pipeline import registry
 from pipeline.corpus.interface import SingleCorpus
 from pipeline.corpus.stored.gather import Fields, address_of, gather
 from pipeline.corpus.stored.memory import InMemory, Segments
 from pipeline.corpus.stored.reader import Pieces, Reader
 from pipeline.corpus.tasks import CAUSAL, INPUTS
-from pipeline.corpus.tokens.formats import FORMATS, find_format
 from pipeline.corpus.tokens.token_files import Lists
 from pipeline.errors import InvalidType, InvalidValue, require_whole, suggest_option
 from pipeline.planning.identity import fingerprint_of
@@ -30,17 +31,19 @@ class _Spellings(abc.ABCMeta):
     """Makes `InPlace.flat(paths, …)` of `InPlace("flat", paths, …)`, and so for each format."""
 
     def __getattr__(cls, name: str) -> Callable[..., "InPlace"]:
-        if (format := FORMATS.get(name)) is None:
-            raise AttributeError(f"InPlace has no attribute {suggest_option(name, FORMATS)}")
+        known = registry.names("tokens")
+        if name not in known:
+            raise AttributeError(f"InPlace has no attribute {suggest_option(name, known)}")
 
         def spelling(*paths: files.Paths, **options: Any) -> "InPlace":
             return cls(name, [*paths], **options)
 
-        spelling.__name__, spelling.__doc__ = name, format.help
+        made = registry.find("tokens", name).make
+        spelling.__name__, spelling.__doc__ = name, inspect.getdoc(made)
         return spelling
 
     def __dir__(cls) -> list[str]:
-        return [*super().__dir__(), *FORMATS]
+        return [*super().__dir__(), *registry.names("tokens")]
 
 
 class InPlace(SingleCorpus, metaclass=_Spellings):
@@ -54,7 +57,7 @@ class InPlace(SingleCorpus, metaclass=_Spellings):
     everything. Files in object storage are first copied into the directory of the user's caches.
 
     Args:
-        format: the name of a format.
+        format: the name of a format: a kind of `tokens`; see `pipeline.registry`.
         paths: names or globs of files, local or in a bucket, or what the format says.
         **options: those of the format, and the next four.
         task: decides the fields and the lengths (`CAUSAL`); see `pipeline.corpus.tasks`.
@@ -74,19 +77,19 @@ class InPlace(SingleCorpus, metaclass=_Spellings):
     """
 
     def __init__(self, format: str, paths: files.Paths, **options: Any):
-        reader = find_format(format)
+        kind = registry.find("tokens", format, "format")
         if not isinstance(paths, str | os.PathLike) and len(paths) == 1:
             (paths,) = paths
         self.format, self.paths = format, paths
         self.options = {name: value for name, value in options.items() if value is not None}
-        known = {*COMMON, *reader.options}
+        known = {*COMMON, *kind.options}
         for name in self.options:
             if name not in known:
                 raise InvalidType(
                     f"the format {format!r} has no option {suggest_option(name, known)}"
                 )
         own = {n: value for n, value in self.options.items() if n not in COMMON}
-        found = reader.read(paths, **own)
+        found = kind.make(paths, **own)
         if not found.groups:
             raise InvalidValue(f"{paths} holds no document; give files with at least one")
         self.task, self.marks = self.options.get("task", CAUSAL), _check_marks(options.get("marks"))

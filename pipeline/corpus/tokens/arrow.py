@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from etils import epath
 
-from pipeline.corpus.tokens.token_files import Lists, TokenFiles, TokenFormat, as_local, values_of
+from pipeline.corpus.tokens.token_files import Lists, TokenFiles, as_local, signs, values_of
 from pipeline.errors import InvalidValue
 from pipeline.text.features import TOKENS, WEIGHTS, Feature, check_features
 from pipeline.text.ragged import require_weights
@@ -34,6 +34,15 @@ STARTS = ("seq_start_id", "cu_seqlens", "cu_seqlens_q", "cu_seq_lens_q", "cu_doc
 IGNORED = -100  # the label of an id without a loss
 
 
+def _recognise(path: epath.Path) -> bool:
+    if not path.is_dir() or not is_saved(path):
+        return False
+    splits = [path / "state.json", *path.glob("*/state.json")]
+    folder = next((each.parent for each in splits if each.exists()), path)
+    return "input_ids" in ArrowFiles(folder).names()
+
+
+@signs(_recognise)
 def arrow(
     paths: files.Paths,
     *,
@@ -48,6 +57,15 @@ def arrow(
     Or of the folder of a Hugging Face data set that was saved to disk, whose `state.json` names its
     files. In a column `attention_mask`, 0 is padding, which is dropped; a column `seq_lengths`
     divides rows into the sequences that are packed into them.
+
+    Options:
+        column: the column with the lists of ids ('input_ids').
+        split: the split to read, of a data set that was saved with several.
+        labels: a column of the ids themselves, or -100 where there is no loss, not shifted.
+        weights: columns with a weight for each token, such as 'completion_mask', whose product
+            counts; 'sources_len' has the number of tokens without a loss at the start. (): train on
+            all tokens, though there are such columns.
+        features: columns to read as features, by name; for tokens, lists with a value for each.
     """
     copies = [as_local(path) for path in saved_files(paths, split)]
     wanted = check_features(features)
@@ -239,27 +257,3 @@ def _mask_of(lists: Lists, counts: np.ndarray, name: str) -> np.ndarray:
     if (lists[2] != counts).any():
         raise InvalidValue(f"{name} has other numbers of entries than tokens; correct it")
     return values_of(lists)
-
-
-def _recognise(path: epath.Path) -> bool:
-    if not path.is_dir() or not is_saved(path):
-        return False
-    splits = [path / "state.json", *path.glob("*/state.json")]
-    folder = next((each.parent for each in splits if each.exists()), path)
-    return "input_ids" in ArrowFiles(folder).names()
-
-
-FORMAT = TokenFormat(
-    name="arrow",
-    read=arrow,
-    options={
-        "column": "the column with the lists of ids ('input_ids')",
-        "split": "the split to read, of a data set that was saved with several",
-        "labels": "a column of the ids themselves, or -100 where there is no loss, not shifted",
-        "weights": "columns with a weight for each token, such as 'completion_mask', whose product "
-        "counts; 'sources_len' has the number of tokens without a loss at the start. (): train on "
-        "all tokens, though there are such columns",
-        "features": "columns to read as features, by name; for tokens, lists with a value for each",
-    },
-    recognises=_recognise,
-)

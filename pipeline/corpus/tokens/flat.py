@@ -13,12 +13,12 @@ from pyarrow import csv
 
 from pipeline.corpus.tokens.token_files import (
     TokenFiles,
-    TokenFormat,
     damaged,
     divide,
     keep_array,
     map_content,
     read_numbers,
+    signs,
 )
 from pipeline.errors import InvalidValue, require_whole
 from pipeline.text.sources import files
@@ -35,6 +35,28 @@ LLM_C = {(20240520, 1): ("uint16", 50256), (20240801, 7): ("uint32", 128000)}
 LLM_C_HEADER, LLM_C_EVALUATION = 1024, 20240522
 
 
+def _is_llm_c(head: bytes) -> bool:
+    """Whether a file of text of llm.c begins so."""
+    return len(head) >= 8 and struct.unpack("<2i", head[:8]) in LLM_C
+
+
+def _table_of(path: epath.Path) -> epath.Path:
+    """The table of documents beside a file of OLMo or Dolma, if there is one."""
+    return path.with_name(path.name.removesuffix(path.suffix) + ".csv.gz")
+
+
+def _recognise(path: epath.Path) -> bool:
+    return path.suffix in (".bin", ".npy") and path.is_file()
+
+
+def _suggest(path: epath.Path) -> tuple[list[str], dict[str, Any]]:
+    first = files.find(path)[0]
+    if _is_llm_c(read_head(first)):
+        return [], {}
+    return [], {"dtype": "uint16"} | ({} if _table_of(first).exists() else {"end": 50256})
+
+
+@signs(_recognise, _suggest)
 def flat(
     paths: files.Paths,
     *,
@@ -49,6 +71,14 @@ def flat(
     The order of the files is that of the tokens. A document that goes on in the next file is one
     example, which is copied. A file `NAME.csv.gz` beside `NAME.npy`, with lines `start,end,…`, says
     where documents are; else `end` or `begin` does.
+
+    Options:
+        dtype: that of the ids, such as 'uint16' (of llm.c: by the header).
+        end: the id that ends each document (of nanoGPT: 50256); (): each file is one document.
+        begin: the id that begins each document (of llm.c: by the header).
+        skip: the bytes before the ids of each file.
+        weights: files with a byte for each token, 1 to train on it, such as 'labels_mask*'; ():
+            train on all tokens, though there are such files.
     """
     found = files.leave_out_repeats(files.find(paths))
     found = [path for path in found if not path.name.endswith(".csv.gz")]
@@ -97,16 +127,6 @@ def flat(
         borders = [(edges[:-1], np.diff(edges))]
     layout = [f"{arrays[0].dtype}", end, begin, skip]
     return divide([*found, *listed], arrays, weights or (), borders, layout)
-
-
-def _table_of(path: epath.Path) -> epath.Path:
-    """The table of documents beside a file of OLMo or Dolma, if there is one."""
-    return path.with_name(path.name.removesuffix(path.suffix) + ".csv.gz")
-
-
-def _is_llm_c(head: bytes) -> bool:
-    """Whether a file of text of llm.c begins so."""
-    return len(head) >= 8 and struct.unpack("<2i", head[:8]) in LLM_C
 
 
 def _open_flat(path: epath.Path, dtype: Any, skip: int) -> tuple[np.ndarray, int | None]:
@@ -222,30 +242,3 @@ def _find_id(path: epath.Path, values: np.ndarray, mark: int) -> np.ndarray:
     if len(values) <= SEARCHED:
         return search()
     return keep_array([files.digest([path]), f"{values.dtype}", len(values), mark], search)
-
-
-def _recognise(path: epath.Path) -> bool:
-    return path.suffix in (".bin", ".npy") and path.is_file()
-
-
-def _suggest(path: epath.Path) -> tuple[list[str], dict[str, Any]]:
-    first = files.find(path)[0]
-    if _is_llm_c(read_head(first)):
-        return [], {}
-    return [], {"dtype": "uint16"} | ({} if _table_of(first).exists() else {"end": 50256})
-
-
-FORMAT = TokenFormat(
-    name="flat",
-    read=flat,
-    options={
-        "dtype": "that of the ids, such as 'uint16' (of llm.c: by the header)",
-        "end": "the id that ends each document (of nanoGPT: 50256); (): each file is a document",
-        "begin": "the id that begins each document (of llm.c: by the header)",
-        "skip": "the bytes before the ids of each file",
-        "weights": "files with a byte for each token, 1 to train on it, such as 'labels_mask*'; "
-        "(): train on all tokens, though there are such files",
-    },
-    recognises=_recognise,
-    suggest=_suggest,
-)

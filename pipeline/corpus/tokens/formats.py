@@ -1,36 +1,31 @@
-"""Formats: the token files that can be read, and by which signs they are recognised."""
+"""Formats: by which signs the token files of other programs are recognised."""
 
 import os
+from typing import Any
 
 from etils import epath
 
-from pipeline.corpus.tokens import arrow, flat, megatron, npy
-from pipeline.corpus.tokens.token_files import TokenFormat
-from pipeline.errors import require_one_of
+from pipeline import registry
 from pipeline.fs.atomic import as_path
 from pipeline.text.sources import files
 
-# In the order in which their signs are looked for: `flat` takes what is left.
-FORMATS = {each.FORMAT.name: each.FORMAT for each in (arrow, npy, megatron, flat)}
 
-
-def find_format(name: str) -> TokenFormat:
-    """The format with a name; refuses others."""
-    require_one_of("format", name, FORMATS)
-    return FORMATS[name]
-
-
-def recognise(path: epath.PathLike) -> TokenFormat | None:
+def recognise(path: epath.PathLike) -> registry.Kind | None:
     """The format of the token files that a path or a glob names; None without a sign of any."""
     place, name = as_path(path), os.fspath(path)
     if any(each in name for each in "*?["):
         return recognise(found[0]) if (found := files.find(name)) else None
-    return next((each for each in FORMATS.values() if each.recognises(place)), None)
+    for kind in registry.kinds("tokens"):
+        recognises = getattr(kind.make, "recognises", None)  # that of another package may have none
+        if recognises is not None and recognises(place):
+            return kind
+    return None
 
 
-def describe_use(path: epath.PathLike, format: TokenFormat) -> str:
+def describe_use(path: epath.PathLike, format: registry.Kind) -> str:
     """How to open token files of a format, as the end of a sentence."""
-    more, options = format.suggest(as_path(path))
+    make: Any = format.make
+    more, options = make.suggest(as_path(path))
     arguments = [repr(os.fspath(path)), *map(repr, more)]
     arguments += [f"{name}={value!r}" for name, value in options.items()]
     flags = "".join(f" {name}={value}" for name, value in options.items())

@@ -8,12 +8,12 @@ from etils import epath
 
 from pipeline.corpus.tokens.token_files import (
     TokenFiles,
-    TokenFormat,
     between,
     damaged,
     divide,
     map_content,
     read_numbers,
+    signs,
 )
 from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import as_path
@@ -23,6 +23,13 @@ from pipeline.text.sources import files
 MEGATRON = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
 
 
+def _index_of(prefix: epath.PathLike) -> str:
+    """The name of the index of a Megatron data set, by its prefix, or by one of its files."""
+    stem, ending = os.path.splitext(os.fspath(prefix))
+    return f"{stem if ending in ('.bin', '.idx') else os.fspath(prefix)}.idx"
+
+
+@signs(lambda path: not path.is_dir() and as_path(_index_of(path)).exists())
 def megatron(prefixes: files.Paths) -> TokenFiles:
     """The documents of Megatron's indexed data sets.
 
@@ -39,12 +46,6 @@ def megatron(prefixes: files.Paths) -> TokenFiles:
         arrays.append(read_numbers(path, dtype))
         borders.append(between(index, edges, len(arrays[-1])))
     return divide([*indices, *data], arrays, (), borders)
-
-
-def _index_of(prefix: epath.PathLike) -> str:
-    """The name of the index of a Megatron data set, by its prefix, or by one of its files."""
-    stem, ending = os.path.splitext(os.fspath(prefix))
-    return f"{stem if ending in ('.bin', '.idx') else os.fspath(prefix)}.idx"
 
 
 def _read_index(path: epath.Path) -> tuple[np.dtype, np.ndarray]:
@@ -71,10 +72,3 @@ def _read_index(path: epath.Path) -> tuple[np.dtype, np.ndarray]:
     first = np.frombuffer(content, "<i8", documents, 34 + 12 * sequences)
     between(path, first, sequences, "sequences")
     return dtype, edges[first]
-
-
-FORMAT = TokenFormat(
-    name="megatron",
-    read=megatron,
-    recognises=lambda path: not path.is_dir() and as_path(_index_of(path)).exists(),
-)

@@ -5,7 +5,7 @@ import os
 import numpy as np
 from etils import epath
 
-from pipeline.corpus.tokens.token_files import TokenFiles, TokenFormat, as_local, between, divide
+from pipeline.corpus.tokens.token_files import TokenFiles, as_local, between, divide, signs
 from pipeline.errors import InvalidValue
 from pipeline.text.sources import files
 from pipeline.text.sources.content import read_head
@@ -13,6 +13,11 @@ from pipeline.text.sources.content import read_head
 NPY = b"\x93NUMPY"  # the first bytes of an array that NumPy saved
 
 
+def _recognise(path: epath.Path) -> bool:
+    return path.suffix == ".npy" and path.is_file() and read_head(path).startswith(NPY)
+
+
+@signs(_recognise, lambda path: (["offsets.npy"], {}))
 def npy(paths: files.Paths) -> TokenFiles:
     """A flat `.npy` array of ids [tokens], with offsets [examples + 1] in another.
 
@@ -37,12 +42,3 @@ def _load(path: epath.Path) -> np.ndarray:
             "must be one-dimensional and of integers"
         )
     return array
-
-
-def _recognise(path: epath.Path) -> bool:
-    return path.suffix == ".npy" and path.is_file() and read_head(path).startswith(NPY)
-
-
-FORMAT = TokenFormat(
-    name="npy", read=npy, recognises=_recognise, suggest=lambda path: (["offsets.npy"], {})
-)

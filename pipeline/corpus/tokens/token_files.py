@@ -1,10 +1,8 @@
 """Token files: what a reader of another program's files returns, and tools to write one."""
 
-import dataclasses
-import inspect
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -37,41 +35,27 @@ class TokenFiles(NamedTuple):
     layout: Any = None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TokenFormat:
-    """A format of token files: all that the rest of the package knows of it.
+Read = TypeVar("Read", bound=Callable[..., TokenFiles])
+# More arguments and options for a path, for the user to complete, as `([], {"dtype": "uint16"})`.
+Suggestion: TypeAlias = tuple[list[str], dict[str, Any]]
 
-    Attributes:
-        name: as in `InPlace(name, …)`, `InPlace.name(…)`, `--tokens name` and the field `format` of
-            a config.
-        read: the examples in files: `(paths, **options) -> TokenFiles`. Its docstring describes
-            `paths`.
-        options: for each option of `read`, what it does; help shows this.
-        recognises: whether a path seems to name such files.
-        suggest: more arguments and options for a path, for the user to complete, such as
-            `([], {"dtype": "uint16"})`.
+
+def signs(
+    recognises: Callable[[epath.Path], bool],
+    suggest: Callable[[epath.Path], Suggestion] = lambda path: ([], {}),
+) -> Callable[[Read], Read]:
+    """Gives a reader of token files its signs: whether a path seems to name such files.
+
+    The reader is a function `(paths, **options) -> TokenFiles`; its docstring describes `paths`,
+    and under `Options:` each option, for help in Python, in a shell and in configs. The registry
+    lists it.
     """
 
-    name: str
-    read: Callable[..., TokenFiles]
-    options: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    recognises: Callable[[epath.Path], bool]
-    suggest: Callable[[epath.Path], tuple[list[str], dict[str, Any]]] = lambda path: ([], {})
+    def mark(read: Read) -> Read:
+        read.recognises, read.suggest = recognises, suggest  # type: ignore[attr-defined]
+        return read
 
-    def __post_init__(self) -> None:
-        taken = {*list(inspect.signature(self.read).parameters)[1:]}
-        if {*self.options} != taken:
-            raise InvalidValue(
-                f"the token format {self.name!r} describes the options {sorted(self.options)}, and "
-                f"its reader takes {sorted(taken)}; describe each"
-            )
-
-    @property
-    def help(self) -> str:
-        """What its files are, and what each option does."""
-        lines = [f"    {name}: {about}" for name, about in self.options.items()]
-        about = inspect.getdoc(self.read) or ""
-        return "\n".join([about, *(["", "Options:"] if lines else []), *lines])
+    return mark
 
 
 def damaged(path: epath.Path, seen: object) -> InvalidValue:
