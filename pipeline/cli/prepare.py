@@ -11,9 +11,10 @@ from pipeline import registry
 from pipeline.corpus.engines import Engine, Processes, Ray
 from pipeline.corpus.in_place import InPlace
 from pipeline.corpus.interface import AnyCorpus
-from pipeline.corpus.links import call_for, guess, link
-from pipeline.corpus.preparation import prepare, prepare_share
-from pipeline.corpus.tokenisation import Job
+from pipeline.corpus.links import link
+from pipeline.corpus.preparing.job import Job
+from pipeline.corpus.preparing.preparation import prepare, prepare_share
+from pipeline.corpus.tokens.formats import describe_use, recognise
 from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import as_path
 from pipeline.text import sources, templates
@@ -52,15 +53,17 @@ def prepare_files(arguments: argparse.Namespace) -> str:
         return f"{linked}\n\nnow look at it: lockstep report {arguments.into}"
     kind, *options = arguments.kind
     for name in arguments.source:
-        if not kind and (form := guess(name)):
-            raise InvalidValue(f"{name} {call_for(name, form)}")
+        if not kind and (form := recognise(name)):
+            raise InvalidValue(f"{name} {describe_use(name, form)}")
     engine = _engine(arguments)
     given = registry.find("records", kind, "--kind").read(options, "--kind") if kind else {}
     source = sources.open_files(arguments.source, kind, **given)
     columns = source.names() if isinstance(source, Tables) and not arguments.template else set()
     if arguments.field not in columns and "input_ids" in columns:
         if isinstance(source, sources.ArrowFiles):
-            raise InvalidValue(f"{source} {call_for(arguments.source[0], 'arrow')}")
+            raise InvalidValue(
+                f"{source} {describe_use(arguments.source[0], registry.find('tokens', 'arrow'))}"
+            )
         raise InvalidValue(
             f"{source} holds tokens, and prepare makes them of text; copy these in Python with "
             "pipeline.Corpus.from_arrays(record['input_ids'] for record in source), where source "

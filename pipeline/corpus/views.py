@@ -7,10 +7,10 @@ import numpy as np
 
 from pipeline import registry
 from pipeline.corpus import prng
-from pipeline.corpus.from_bytes import Decoded
-from pipeline.corpus.gather import Fields, gather
+from pipeline.corpus.decoded import Decoded
 from pipeline.corpus.interface import AnyCorpus, SingleCorpus, Split, View
-from pipeline.corpus.reader import Pieces
+from pipeline.corpus.stored.gather import Fields, gather
+from pipeline.corpus.stored.reader import Pieces
 from pipeline.corpus.tasks import CAUSAL, INPUTS, Task
 from pipeline.errors import InvalidValue, require_one_of, require_share, require_whole
 from pipeline.planning.layout import ranges

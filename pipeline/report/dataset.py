@@ -9,9 +9,9 @@ import numpy as np
 from etils import epath
 
 from pipeline.corpus.interface import AnyCorpus
-from pipeline.corpus.links import guess
-from pipeline.corpus.manifest import MANIFEST
 from pipeline.corpus.pairs import open_corpus
+from pipeline.corpus.stored.directory import MANIFEST
+from pipeline.corpus.tokens.formats import recognise
 from pipeline.errors import InvalidValue, Missing, StorageError, suggest_option
 from pipeline.fs.atomic import as_path
 from pipeline.planning.bucket import PAIR, Bucket
@@ -150,7 +150,8 @@ def open_dataset(paths: Sequence[str], *, lengths: bool = False) -> Dataset:
 
 def _open(path: str, lengths: bool) -> Dataset:
     place, name = as_path(path), path.rstrip("/")
-    form = guess(path) if place.suffix == ".npy" or place.is_file() else ""
+    found = recognise(path) if place.suffix == ".npy" or place.is_file() else None
+    form = found.name if found else ""
     if form == "npy" and not lengths:
         raise InvalidValue(
             f"{path} may hold lengths or tokens; add --lengths if it has the length of each "

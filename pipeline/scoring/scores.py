@@ -21,7 +21,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, use_a
 
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.pairs import open_corpus
-from pipeline.corpus.parts import json_digest
+from pipeline.corpus.stored.parts import json_digest
 from pipeline.errors import InvalidType, InvalidValue, require_whole, suggest_option
 from pipeline.fs.atomic import atomic_write, directory_lock, make_directory, remove_files
 from pipeline.fs.step_files import StepFiles

@@ -14,7 +14,7 @@ from pipeline.corpus.in_place import InPlace
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.links import link
 from pipeline.corpus.pairs import open_corpus
-from pipeline.corpus.preparation import prepare
+from pipeline.corpus.preparing.preparation import prepare
 from pipeline.corpus.tasks import CAUSAL, Task
 from pipeline.errors import InvalidValue, require_share
 from pipeline.planning.identity import fingerprint_of
