@@ -164,7 +164,7 @@ def _update_if(
         return jax.tree.map(functools.partial(jnp.where, finite), after, (params, state))
     inner_optimizer = optax.with_extra_args_support(optimizer)
     weight, others = more["weight"], {k: v for k, v in more.items() if k != "weight"}
-    choose = functools.partial(jnp.where, finite)
+    choose: Any = functools.partial(jnp.where, finite)
     now = _add(state, gradients, weight)
     now = now._replace(
         gradients=jax.tree.map(choose, now.gradients, state.gradients),
