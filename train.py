@@ -25,7 +25,7 @@ from ml_collections import ConfigDict
 
 import pipeline
 from models import Decoder, Encoder, EncoderDecoder, TransformerConfig, VisionDecoder, step_flops
-from models.loss import cross_entropy
+from models.loss import chunked_cross_entropy
 from models.parameters import decay_mask, parameter_shardings
 from pipeline.errors import InvalidValue
 from pipeline.loading import batch_sharding
@@ -91,8 +91,9 @@ def make_model(config: ConfigDict, corpus: Any) -> Model:
         given = [batch[name] for name in arguments]
         if "visible_until" in batch:  # groups: several continuations of one prefix
             given.append(batch["visible_until"])
-        logits = nnx.merge(graphdef, params)(*given)
-        return cross_entropy(logits, batch["targets"], batch["loss_weights"])
+        model = nnx.merge(graphdef, params)
+        hidden, logits = model.hidden(*given), model.embedding.logits
+        return chunked_cross_entropy(hidden, logits, batch["targets"], batch["loss_weights"])
 
     def flops(planned):
         # The columns of segments: row, example, start, length; for pairs two lengths.

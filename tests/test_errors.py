@@ -17,7 +17,8 @@ from pipeline.corpus import INPUTS
 from pipeline.loading.loader import LoadOptions
 from pipeline.planning.options import PlanOptions
 from pipeline.text import sources, templates, tokenizers
-from pipeline.trainer import corpora
+from pipeline.text.config import open_source, open_template, open_tokenizer
+from pipeline.trainer.corpora import open_view
 from tests.processes import ROOT
 
 KINDS = {
@@ -104,12 +105,12 @@ CALLS = {
     "write": lambda folder, **given: pipeline.Writer(folder, **given),
     "mask": lambda folder, **given: pipeline.Masked(unshifted(folder), **given),
     "chat": lambda _, **given: templates.Chat(**given),
-    "open_source": lambda _, **given: corpora.open_source(SOURCE | given, "config.train"),
-    "open_template": lambda _, **given: corpora.open_template(ANSWER | given),
-    "open_view": lambda folder, **given: corpora.open_view({"kind": "masked"} | given, 1)(
+    "open_source": lambda _, **given: open_source(SOURCE | given, "config.train"),
+    "open_template": lambda _, **given: open_template(ANSWER | given),
+    "open_view": lambda folder, **given: open_view({"kind": "masked"} | given, 1)(
         unshifted(folder)
     ),
-    "open_tokenizer": lambda folder, **given: corpora.open_tokenizer(MODEL | given, [], folder),
+    "open_tokenizer": lambda folder, **given: open_tokenizer(MODEL | given, [], folder),
 }
 
 # The options of each, but for functions, names and objects of other classes, which may be anything.

@@ -78,7 +78,13 @@ class RunLog:
         self.clock = Clock(self.stats.seconds)
         self._workdir, self._first, self._steps = as_path(workdir), first, steps
         self._leads = jax.process_index() == 0
-        peak = peak_flops or peak_of(jax.devices()[0].device_kind)
+        kind = jax.devices()[0].device_kind
+        peak = peak_flops or peak_of(kind)
+        if not peak and jax.default_backend() != "cpu":
+            logger.info(
+                f"the FLOP/s of {kind!r} are not known, so the log has no utilisation of the "
+                "devices; give --config.peak_flops"
+            )
         self._peak = peak * jax.device_count()
         self._stops, self._writers = on_nonfinite == "stop", [*writers]
         self._last: tuple[int, PlannedBatch, Mapping[str, Any], float | None] | None = None

@@ -178,6 +178,26 @@ def collate_examples(
     return fields
 
 
+def find_offsets(planned: PlannedBatch, number: int, rows: np.ndarray, most: int) -> np.ndarray:
+    """Where the segments of some rows of a planned batch begin on a side: int32 [n, most + 1].
+
+    Column `s - 1` has the first column of the row that the segment with id `s` takes. From the last
+    segment on, columns have the end of that segment, so that unused places have length 0. With
+    `most=3`, rows with segments of 3 and 2 positions, of 4, and of none have
+
+        [[0, 3, 5, 5], [0, 4, 4, 4], [0, 0, 0, 0]]
+
+    `number` is that of the side; `rows` are ascending, int64 [n]; `most` is at least the number of
+    segments of each. If the plan aligns segments, padding may precede the next offset.
+    """
+    segments = _in_rows(planned, number, rows, "continue")
+    ends = np.zeros(len(rows), INT)
+    np.maximum.at(ends, segments.row, segments.end.astype(INT))
+    offsets = ends[:, None].repeat(most + 1, axis=1)
+    offsets[segments.row, segments.ids - 1] = segments.column
+    return offsets
+
+
 def _lay_out_nodes(
     corpus: Readable, segments: "_Segments", reach: np.ndarray, left: int
 ) -> dict[str, np.ndarray]:

@@ -21,7 +21,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, use_a
 
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.pairs import open_corpus
-from pipeline.corpus.parts import json_digest
+from pipeline.corpus.stored.parts import json_digest
 from pipeline.errors import InvalidType, InvalidValue, require_whole, suggest_option
 from pipeline.fs.atomic import atomic_write, directory_lock, make_directory, remove_files
 from pipeline.fs.step_files import StepFiles
@@ -61,6 +61,7 @@ class ScoreOptions(OrderedOptions, total=False):
 
     buckets: Iterable[Bucket] | None
     prefetch: int
+    num_threads: int
     positions: Positions
     features: Iterable[str] | None
 
@@ -102,10 +103,11 @@ def score(
             records of positions or continuations, and the record of a segment or row itself; then
             no example may be split.
         epoch: the epoch, which decides the random choices of a view; default 0.
-        sharding: the devices that share a batch, as for `load`; None: the first local device.
-        **options: of `load`: `tokens_per_batch`, `max_length`, `max_segments` and others, but not
-            those of shuffles and mixtures. If `row_multiple` is not given, a call that continues
-            takes that of the first call.
+        sharding: the devices that share a batch, as for `load`; None: the mesh of `jax.set_mesh`,
+            or without one the first local device.
+        **options: of `load`: `tokens_per_batch`, `max_length`, `max_segments`, `num_threads` and
+            others, but not those of shuffles and mixtures. If `row_multiple` is not given, a call
+            that continues takes that of the first call.
 
     Returns:
         A `pyarrow.Table`, mapped into memory, with a column for each value. Floating-point numbers
@@ -119,6 +121,8 @@ def score(
     known = {*ScoreOptions.__annotations__, *list_keywords(score)}
     if wrong := [name for name in options if name not in known]:
         raise InvalidType(f"score() has no option {suggest_option(wrong[0], known)}")
+    if sharding is None and not (mesh := jax.sharding.get_mesh()).empty:
+        sharding = mesh
     corpus = open_corpus(corpus) if isinstance(corpus, str | os.PathLike) else corpus
     corpus = corpus.covering() if isinstance(corpus, AnyCorpus) else corpus
     epoch, leads = require_whole("epoch", epoch, 0), jax.process_index() == 0

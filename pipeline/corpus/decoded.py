@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.corpus.gather import Fields
 from pipeline.corpus.interface import AnyCorpus, Readable, View
-from pipeline.corpus.reader import Pieces
+from pipeline.corpus.stored.gather import Fields
+from pipeline.corpus.stored.reader import Pieces
 from pipeline.errors import InvalidValue, suggest_option
 from pipeline.text.features import Feature, check_features
 from pipeline.text.fingerprints import fingerprint
