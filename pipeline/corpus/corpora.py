@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.corpus.gather import Fields, gather
 from pipeline.corpus.interface import AnyCorpus, Readable, Split
-from pipeline.corpus.reader import Pieces
 from pipeline.corpus.sides import WithSides
+from pipeline.corpus.stored.gather import Fields, gather
+from pipeline.corpus.stored.reader import Pieces
 from pipeline.corpus.trees import Nodes
 from pipeline.errors import InvalidValue, require_type
 from pipeline.planning.identity import flatten

@@ -8,8 +8,8 @@ import numpy as np
 
 from pipeline.corpus.groups import Groups, divide_groups
 from pipeline.corpus.interface import SingleCorpus
-from pipeline.corpus.reader import Reader
 from pipeline.corpus.sides import Sides
+from pipeline.corpus.stored.reader import Reader
 from pipeline.corpus.tasks import A_TASK, ARRAYS, CAUSAL, GROUPS, Task
 from pipeline.errors import InvalidValue, require_type, require_whole
 from pipeline.text.features import WEIGHTS, Feature

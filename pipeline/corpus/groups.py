@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.corpus.gather import Fields, gather
 from pipeline.corpus.interface import AnyCorpus, SingleCorpus
-from pipeline.corpus.reader import Pieces
+from pipeline.corpus.stored.gather import Fields, gather
+from pipeline.corpus.stored.reader import Pieces
 from pipeline.corpus.tasks import ABOVE, CAUSAL, GROUPS
 from pipeline.corpus.trees import Nodes, Tree
 from pipeline.errors import InvalidType, InvalidValue, counted, require_whole

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from pipeline.corpus import prng
-from pipeline.corpus.cache import PartCache
-from pipeline.corpus.gather import Fields
-from pipeline.corpus.reader import Pieces, Reader
+from pipeline.corpus.stored.cache import PartCache
+from pipeline.corpus.stored.gather import Fields
+from pipeline.corpus.stored.reader import Pieces, Reader
 from pipeline.corpus.tasks import Task
 from pipeline.corpus.trees import Nodes
 from pipeline.errors import (

@@ -8,10 +8,11 @@ from etils import epath
 
 from pipeline.corpus.corpus import Corpus, OpenOptions
 from pipeline.corpus.in_place import InPlace
-from pipeline.corpus.links import LINK, call_for, guess, open_link
-from pipeline.corpus.manifest import MANIFEST
+from pipeline.corpus.links import LINK, open_link
 from pipeline.corpus.sides import Sides, read_sides
+from pipeline.corpus.stored.directory import MANIFEST
 from pipeline.corpus.tasks import INPUTS, OF_PAIRS, TARGETS
+from pipeline.corpus.tokens.formats import describe_use, recognise
 from pipeline.errors import InvalidValue, Missing, require_whole
 from pipeline.fs.atomic import as_path
 from pipeline.text.features import Feature
@@ -119,8 +120,8 @@ def open_corpus(
             return _open_one(place, **options)
     except Missing as error:
         missing = error
-    if form := guess(directory):
-        raise InvalidValue(f"{os.fspath(directory)} {call_for(directory, form)}")
+    if found := recognise(directory):
+        raise InvalidValue(f"{os.fspath(directory)} {describe_use(directory, found)}")
     raise missing or InvalidValue(
         f"{os.fspath(place)} is a file; give the directory of a corpus (to make one from text: "
         "lockstep prepare 'data/*.txt' --into corpus), or for ids in an Arrow file --tokens arrow "

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from pipeline.corpus.gather import Fields
 from pipeline.corpus.interface import AnyCorpus, Readable, SingleCorpus, View
-from pipeline.corpus.manifest import damage, read_entries, write_entries
-from pipeline.corpus.reader import Pieces
+from pipeline.corpus.stored.directory import damage, read_entries, write_entries
+from pipeline.corpus.stored.gather import Fields
+from pipeline.corpus.stored.reader import Pieces
 from pipeline.corpus.tasks import ARRAYS
 from pipeline.errors import InvalidValue, require_one_of
 from pipeline.fs.atomic import make_directory

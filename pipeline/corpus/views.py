@@ -5,16 +5,17 @@ from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
+from pipeline import registry
 from pipeline.corpus import prng
-from pipeline.corpus.from_bytes import Decoded
-from pipeline.corpus.gather import Fields, gather
+from pipeline.corpus.decoded import Decoded
 from pipeline.corpus.interface import AnyCorpus, SingleCorpus, Split, View
-from pipeline.corpus.reader import Pieces
+from pipeline.corpus.stored.gather import Fields, gather
+from pipeline.corpus.stored.reader import Pieces
 from pipeline.corpus.tasks import CAUSAL, INPUTS, Task
 from pipeline.errors import InvalidValue, require_one_of, require_share, require_whole
 from pipeline.planning.layout import ranges
 
-__all__ = ["KINDS", "FillInTheMiddle", "Masked", "View", "view_of"]
+__all__ = ["FillInTheMiddle", "Masked", "View", "view_of"]
 
 # The shares of selected tokens that become the mask, and a random token; the rest stays.
 MASK, RANDOM = 0.8, 0.1
@@ -259,15 +260,11 @@ class FillInTheMiddle(TokenView):
         return fields
 
 
-KINDS: dict[str, type[Masked] | type[FillInTheMiddle]] = {
-    view.kind: view for view in (Masked, FillInTheMiddle)
-}
-
-
 def view_of(corpus: AnyCorpus, description: Mapping[str, Any]) -> View:
     """The view of a corpus with the `description` of another view."""
     options = dict(description)
     kind, viewed = options.pop("kind"), options.pop("of", None)
     if viewed is not None:
         corpus = view_of(corpus, viewed)
-    return {**KINDS, Split.kind: Split, Decoded.kind: Decoded}[kind](corpus, **options)
+    own: dict[str, Any] = {Split.kind: Split, Decoded.kind: Decoded}
+    return (own.get(kind) or registry.find("views", kind).make)(corpus, **options)

@@ -28,7 +28,14 @@ from pipeline.loading.batches import A_CORPUS, Batch, Batches, Transform, phase
 from pipeline.loading.collate import Positions
 from pipeline.loading.iteration import StepIterator
 from pipeline.loading.prefetch import Prefetch
-from pipeline.loading.sharding import ContextOrder, batch_sharding, multiples, place
+from pipeline.loading.sharding import (
+    ContextOrder,
+    batch_sharding,
+    field_specs,
+    multiples,
+    place,
+    require_specs,
+)
 from pipeline.loading.stream import WINDOW, PackedIterator, PackedStream, read_lengths
 from pipeline.planning.bucket import Bucket, as_buckets
 from pipeline.planning.figures import warn_of_overflow
@@ -83,7 +90,8 @@ class Loader(StepIterator):
 
     Args:
         batches: the batches to load; their `sharding` is that of the arrays. Without one, all
-            arrays are on the first local device.
+            arrays are on the first local device, and not committed to it, like those that
+            `jax.numpy` makes: a function of `jax.jit` takes both in one program.
         prefetch: the number of batches kept ready on the devices.
         num_threads: as for `load`.
         timeout_seconds: as for `load`.
@@ -92,7 +100,8 @@ class Loader(StepIterator):
         batches: the `Batches` that it loads.
         plan: the `Plan`: buckets, batches, padding; `print` shows it.
         corpus: the corpus.
-        sharding: the `jax.sharding.NamedSharding` of the arrays, `[rows, length]`.
+        sharding: the `jax.sharding.NamedSharding` of the arrays, `[rows, length]`; one device
+            without that of `batches`.
         specs: for each bucket that the plan uses, a dict with a `jax.ShapeDtypeStruct` for each
             field, with its sharding, to compile a step for.
         planned: the `PlannedBatch` (bucket, segments, epoch) of the last batch that `next`
@@ -121,15 +130,12 @@ class Loader(StepIterator):
             )
         self.batches, self.plan, self.corpus = batches, batches.plan, batches.corpus
         self.specs, self.sharding = batches.specs, batch_sharding(batches.sharding)
-        # Without `self`, which the thread would keep alive.
-        sharding, features = self.sharding, batches.features
+        transfer = functools.partial(_transfer, batches, self.sharding, self.specs)
         built: Any = batches.with_plans()
 
         def make(step: int) -> tuple[PlannedBatch, Any]:
             planned, batch = built[step]
-            with phase("transfer"):
-                arrays = place(batch, sharding, bucket=planned.bucket, features=features)
-            return planned, arrays
+            return planned, transfer(step, planned.bucket, batch)
 
         size = prefetch + threads - 1
         ahead = Prefetch(make, size, end=len(batches), threads=threads)
@@ -174,6 +180,22 @@ class Loader(StepIterator):
         self.close()
 
 
+# Without the loader, which its thread would keep alive.
+def _transfer(
+    batches: Batches,
+    sharding: "jax.sharding.NamedSharding",
+    specs: Mapping[Bucket, Any],
+    step: int,
+    bucket: Bucket,
+    batch: Any,
+) -> "dict[str, jax.Array]":
+    """The batch of a step on the devices, as programs were compiled for."""
+    with phase("transfer"):
+        found = field_specs(batch, sharding, bucket, batches.features)
+        require_specs(found, specs[bucket], f"the batch of step {step:,}")
+        return place(batch, found, commit=batches.sharding is not None)
+
+
 def _require_seconds(limit: float | None) -> float | None:
     numeric = isinstance(limit, numbers.Real) and 0 < limit <= threading.TIMEOUT_MAX
     if limit is not None and not numeric:
@@ -202,14 +224,13 @@ class StreamLoader(Loader):
         batches, ready = PackedIterator(self._stream), list[Any]()
         if state is not None:
             batches.set_state(state)
-        sharding, features = self.sharding, self.batches.features
+        transfer = functools.partial(_transfer, self.batches, self.sharding, self.specs)
 
         def make(step: int) -> tuple[PlannedBatch, Any, dict[str, Any]]:
             if not ready:  # else an error came after it
                 ready.append(next(batches))
             planned = batches.planned
-            with phase("transfer"):
-                arrays = place(ready[0], sharding, bucket=planned.bucket, features=features)
+            arrays = transfer(step, planned.bucket, ready[0])
             ready.clear()
             return planned, arrays, batches.get_state()
 
@@ -333,7 +354,7 @@ def load(
         given |= {"num_threads": num_threads} if num_threads != 1 else {}
         stream = _make_stream(corpus, buckets, given)
         return StreamLoader(stream, prefetch=prefetch, timeout_seconds=timeout_seconds)
-    sharding = batch_sharding(sharding)
+    sharding = None if sharding is None else batch_sharding(sharding)
     if isinstance(corpus, str | os.PathLike):
         corpus = open_corpus(corpus)
     require_type("corpus", corpus, "fingerprint", f"a directory, or {A_CORPUS}")

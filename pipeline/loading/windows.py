@@ -15,13 +15,12 @@ import logging
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, NoReturn, get_args
+from typing import Any, Literal, NoReturn, get_args
 
 import grain
 import numpy as np
 
 from pipeline.corpus.examples import Examples
-from pipeline.corpus.gather import Fields
 from pipeline.corpus.interface import AnyCorpus, Readable, View
 from pipeline.errors import InvalidState, InvalidType, InvalidValue, counted
 from pipeline.loading.batches import Batches
@@ -29,7 +28,7 @@ from pipeline.loading.exchange import Exchange
 from pipeline.loading.state import differences
 from pipeline.planning.balance import balance
 from pipeline.planning.bucket import Bucket
-from pipeline.planning.layout import lay_out, ranges
+from pipeline.planning.layout import FlatRows, lay_out
 from pipeline.planning.options import Options
 from pipeline.planning.order import Purpose, permutation, random_bits, random_key, sort_by_group
 from pipeline.planning.pieces import merge_spans
@@ -114,61 +113,46 @@ class Setup:
         return known
 
 
-class Rows(NamedTuple):
-    """Rows of a bucket: the number of segments of each, and its cost; and their segments in order.
+def pack_rows(spans: np.ndarray, options: Options, buckets: Sequence[Bucket]) -> list[FlatRows]:
+    """The rows of each of `buckets` in which spans of elements are packed, as rows of spans.
 
-    A segment is a span of an element of the data set: the number of the element, the first
-    position, and the number of positions on each side: int64 [segments, 2 + sides].
+    A span is the number of an element, a first position, and the number of positions on each side:
+    int64 [spans, 2 + sides]. Those without positions are in no row, and those longer than a row are
+    split. Rows that fill no batch of `buckets` move to a longer one. This is all that a stream
+    needs of planning.
     """
-
-    times: np.ndarray  # int64 [rows]
-    costs: np.ndarray  # int64 [rows]
-    segments: np.ndarray
-
-    def take(self, numbers: np.ndarray) -> "Rows":
-        """Some of the rows, in the order of `numbers`."""
-        times, first = self.times[numbers], np.cumsum(self.times) - self.times
-        return Rows(times, self.costs[numbers], self.segments[ranges(first[numbers], times)])
-
-    def order(self, carried: int) -> np.ndarray:
-        """The numbers of the rows: those with elements below `carried`, and then others.
-
-        Those with the oldest elements come first, or some would wait for ever; then the fullest.
-        """
-        first = np.cumsum(self.times) - self.times
-        if not len(first):
-            return first
-        oldest = np.minimum.reduceat(self.segments[:, 0], first)
-        filled = np.add.reduceat(self.segments[:, 2:].sum(axis=1), first)
-        return np.lexsort((-filled, np.minimum(oldest, carried)))
-
-
-def pack_rows(spans: np.ndarray, options: Options, buckets: Sequence[Bucket]) -> list[Rows]:
-    """The rows of each of `buckets` in which spans are packed.
-
-    Spans are as the segments of `Rows`; those without positions are in no row, and those longer
-    than a row are split. Rows that fill no batch of `buckets` move to a longer one. This is all
-    that a stream needs of planning.
-    """
-    sizes = spans[:, 2:] if options.vectors else spans[:, 2]
-    if not sizes.any():
+    if not spans[:, 2:].any():
         none = np.zeros(0, np.int64)
-        return [Rows(none, none, spans[:0]) for _ in buckets]
-    pieces = options.cut(sizes)
-    keys = pieces.keys(0, len(pieces))
-    packed = options.packer(pieces.table, buckets).pack(
-        np.bincount(keys, minlength=len(pieces.table))
-    )
+        return [FlatRows(none, spans[:0], none) for _ in buckets]
+    pieces = options.cut(spans[:, 2:])
+    keys, found = pieces.keys(0, len(pieces)), list[FlatRows]()
+    packer = options.packer(pieces.table, buckets)
+    packed = packer.pack(np.bincount(keys, minlength=len(pieces.table)))
     by_key = sort_by_group(keys, None)[np.count_nonzero(keys == 0) :]
-    found = []
-    for laid in lay_out(packed, by_key, pieces, lambda _, times, first: np.arange(len(times))):
-        times, taken, parts = laid.take(0, len(laid.costs))
-        item, start, sizes = pieces.locate(taken)
-        if parts is not None:
-            start, sizes = start + parts[0], parts[1, :, None]
-        segments = np.column_stack([spans[item, 0], spans[item, 1] + start, sizes])
-        found.append(Rows(times, laid.costs, segments))
+    for times, columns in lay_out(packed, by_key, lambda _, times, first: np.arange(len(times))):
+        number, parts = columns[:, 0], columns[:, 2:] if columns.shape[1] > 1 else None
+        span, start, sizes = pieces.locate(number)
+        if parts is not None:  # pieces that are cut
+            start, sizes = start + columns[:, 1], parts
+        segments = np.column_stack([spans[span, 0], spans[span, 1] + start, sizes])
+        costs = sum_rows(pieces.costs(number, parts), times)
+        found.append(FlatRows(times, segments, costs))
     return found
+
+
+def sum_rows(values: np.ndarray, times: np.ndarray, by: np.ufunc = np.add) -> np.ndarray:
+    """The sum over the segments of each row, or another reduction."""
+    return by.reduceat(values, times.cumsum() - times) if len(times) else times
+
+
+def order_rows(rows: FlatRows, carried: int) -> np.ndarray:
+    """The numbers of rows: those with elements below `carried`, and then others.
+
+    Those with the oldest elements come first, or some would wait for ever; then the fullest.
+    """
+    oldest = sum_rows(rows.segments[:, 0], rows.times, np.minimum)
+    filled = sum_rows(rows.segments[:, 2:].sum(axis=1), rows.times)
+    return np.lexsort((-filled, np.minimum(oldest, carried)))
 
 
 class Window:
@@ -181,7 +165,7 @@ class Window:
     """
 
     def __init__(
-        self, begin: dict[str, Any], setup: Setup, order: np.ndarray, rows: Sequence[Rows]
+        self, begin: dict[str, Any], setup: Setup, order: np.ndarray, rows: Sequence[FlatRows]
     ):
         self.begin, self.first = begin, int(begin["step"])
         self._setup, self._order, self._rows = setup, order, rows
@@ -201,9 +185,9 @@ class Window:
         index, place = int(self._order[number]), int(self._places[number])
         bucket, rows = setup.options.buckets[index], self._rows[index]
         mine = setup.rows_of(bucket)
-        begin, end = (min(n * len(mine), len(rows.times)) for n in (place, place + 1))
+        begin, end = (min(n * len(mine), len(rows)) for n in (place, place + 1))
         order, places = balance(rows.costs[begin:end], len(mine))
-        times, _, segments = rows.take(begin + order)
+        times, segments = rows.pick(begin + order)
         segments = np.column_stack([mine[places].repeat(times), segments])
         return PlannedBatch(bucket, segments, align=setup.options.align)
 
@@ -369,14 +353,15 @@ class Windows:
             self._tell_error(self._error)
         setup, number = self._setup, self.begin["window"]
         rows, counts = self._agree()
-        taken, carried = list[Rows](), [self._carried[:0]]
+        taken, carried = list[FlatRows](), [self._carried[:0]]
         for index, (some, count) in enumerate(zip(rows, counts.tolist(), strict=True)):
             last = count * len(setup.rows_of(setup.options.buckets[index]))
-            order = some.order(self.begin["read"])
+            order = order_rows(some, self.begin["read"])
             draw = functools.partial(random_bits, self._key, window=number, bucket=index)
             mixed = permutation(draw(Purpose.ROWS, min(last, len(order))))
-            taken.append(some.take(order[:last][mixed]))
-            carried.append(some.take(order[last:]).segments)
+            chosen = order[:last][mixed]
+            taken.append(FlatRows(*some.pick(chosen), some.costs[chosen]))
+            carried.append(some.pick(order[last:])[1])
         order = np.arange(len(counts)).repeat(counts)
         bits = random_bits(self._key, Purpose.BUCKETS, len(order), window=number)
         window = Window(
@@ -399,30 +384,30 @@ class Windows:
         self._within = self._lost = 0
         return window
 
-    def _agree(self) -> tuple[list[Rows], np.ndarray]:
+    def _agree(self) -> tuple[list[FlatRows], np.ndarray]:
         """The rows of each bucket, and the number of batches that all hosts have."""
         setup, buckets = self._setup, self._setup.options.buckets
         shares = [len(setup.rows_of(bucket)) for bucket in buckets]
         singles = [dataclasses.replace(bucket, rows=1) for bucket in buckets]
         rows = pack_rows(self._spans, setup.options, singles)
-        full = [len(some.times) // share for some, share in zip(rows, shares, strict=True)]
+        full = [len(some) // share for some, share in zip(rows, shares, strict=True)]
         answers = self._gather(0, {"full": full, "ended": self._ended})
         ended = np.array([answer["ended"] for answer in answers])
         going = ~ended if setup.ending == "pad" else np.ones_like(ended)  # who has full batches
         if not going.any():  # the last window, in which rows that fill no batch move up
             whole = [dataclasses.replace(b, rows=n) for b, n in zip(buckets, shares, strict=True)]
             rows = pack_rows(self._spans, setup.options, whole)
-            some = [-(-len(each.times) // share) for each, share in zip(rows, shares, strict=True)]
+            some = [-(-len(each) // share) for each, share in zip(rows, shares, strict=True)]
             counts = np.max([each["some"] for each in self._gather(1, {"some": some})], axis=0)
         else:
             every = np.array([answer["full"] for answer in answers])[going]
             volumes, counts = [bucket.positions for bucket in buckets], every.min(axis=0)
             if counts @ volumes <= IN_COMMON * (every @ volumes).min():
                 longest = pack_rows(self._spans, setup.options, singles[-1:])
-                answers = self._gather(1, {"full": len(longest[0].times) // shares[-1]})
+                answers = self._gather(1, {"full": len(longest[0]) // shares[-1]})
                 common = np.array([answer["full"] for answer in answers])[going].min()
                 if common * volumes[-1] > counts @ volumes:
-                    rows = [*(each.take(np.arange(0)) for each in rows[:-1]), *longest]
+                    rows = [*(each.between(0, 0) for each in rows[:-1]), *longest]
                     counts = np.append(0 * counts[:-1], common)
         if not counts.any():
             if not going.any() or (setup.ending == "drop" and ended.any()):
@@ -487,10 +472,12 @@ class _NumberedSide(Readable):
         self._side, self._numbers = side, numbers
         self.lengths, self.weighted, self.features = side.lengths, side.weighted, side.features
 
-    def read(self, examples: Any, *more: Any, **options: Any) -> Fields:
+    def read(self, examples: Any, *more: Any, **options: Any) -> dict[str, np.ndarray]:
         return self._side.read(self._numbers.searchsorted(examples), *more, **options)
 
-    def read_examples(self, examples: Any, features: Iterable[str] | None = None) -> Fields:
+    def read_examples(
+        self, examples: Any, features: Iterable[str] | None = None
+    ) -> dict[str, np.ndarray]:
         return self._side.read_examples(self._numbers.searchsorted(examples), features)
 
 
