@@ -57,13 +57,13 @@ class Source:
 BUCKETS = [pipeline.Bucket(8, 32), pipeline.Bucket(4, 64)]
 
 
-def stream_of(asked, **options):
+def stream_of(asked, buckets=BUCKETS, **options):
     me, count = jax.process_index(), jax.process_count()
     source = Source(shard_of(asked["kind"], me, count), asked.get("fails"))
     mesh = mesh_of(data=count)
     more = {"window": 40, "seed": asked.get("seed", 0), "ending": asked.get("ending", "pad")}
     given = more | {"sharding": mesh} | options
-    return pipeline.PackedStream(grain.MapDataset.source(source), BUCKETS, **given)
+    return pipeline.PackedStream(grain.MapDataset.source(source), buckets, **given)
 
 
 def local(batch):
@@ -137,7 +137,7 @@ def refuse(asked):
         except ValueError as error:
             said[name] = str(error)
     try:  # process 0 alone has data, and too small a window for them
-        list(stream_of(asked | {"kind": "empty"}, window=1))
+        list(stream_of(asked | {"kind": "empty"}, [pipeline.Bucket(16, 64)], window=3))
     except ValueError as error:
         said["window"] = str(error)
     if jax.process_count() > 1:
