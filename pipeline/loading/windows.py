@@ -29,6 +29,7 @@ from pipeline.loading.state import differences
 from pipeline.planning.balance import balance
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.layout import FlatRows, lay_out
+from pipeline.planning.options import VERSION as PLANNING
 from pipeline.planning.options import Options
 from pipeline.planning.order import Purpose, permutation, random_bits, random_key, sort_by_group
 from pipeline.planning.pieces import merge_spans
@@ -84,7 +85,8 @@ class Setup:
         names = ("buckets", "packing", "overflow", "max_segments", "align", "cost", "seed")
         options = self.options.as_json((*names, "attention", "width"))
         own = {"window": self.window, "ending": self.ending, "hosts": len(self.hosts)}
-        return {"stream": VERSION, **options, **own, "positions": self.batches.positions}
+        versions = {"stream": VERSION, "plan": PLANNING}
+        return {**versions, **options, **own, "positions": self.batches.positions}
 
     def rows_of(self, bucket: Bucket) -> np.ndarray:
         """The rows of a batch that this process has: int64, ascending."""
