@@ -12,11 +12,12 @@ from typing import Any
 
 from etils import epath
 
-from pipeline.corpus import views
 from pipeline.corpus.corpora import Corpora
 from pipeline.corpus.in_place import InPlace
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.links import link
+from pipeline.corpus.masked import Masked
+from pipeline.corpus.middle import FillInTheMiddle
 from pipeline.corpus.pairs import open_corpus
 from pipeline.corpus.preparation import prepare
 from pipeline.corpus.tasks import CAUSAL, Task
@@ -31,7 +32,8 @@ TEMPLATES: dict[str, Callable] = {
     "answer": templates.Answer,
     "preference": templates.Preference,
 }
-VIEWS: dict[str, Callable] = {"causal": lambda corpus, seed: corpus, **views.KINDS}
+VIEWS: dict[str, Callable] = {"causal": lambda corpus, seed: corpus}
+VIEWS |= {view.kind: view for view in (Masked, FillInTheMiddle)}
 SOURCES = ("source", "files")
 MAKER = "such as configs.vision:make_corpus"
 ADVICE = "name it in config.tokenizer.{0}_token, or set config.tokenizer.{0} to False for no mark"
