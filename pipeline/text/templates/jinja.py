@@ -142,10 +142,10 @@ class Jinja:
         spell = functools.partial(self._render, template, tools=tools)
         chat = Conversation(turns, spell, marked, what, self._sought[template][0])
         _note_contents(turns, chat.text, what)
-        spelt = sum(each.count("None") for each in [template, *texts_in([turns, tools])])
-        for number, turn in enumerate(turns if chat.text.count("None") > spelt else ()):
-            if turn.get("content", "") is None:
-                note(NONE, f"turn {number} of {what}")
+        if nulls := [n for n, turn in enumerate(turns) if turn.get("content", "") is None]:
+            spelt = sum(each.count("None") for each in [template, *texts_in([turns, tools])])
+            if chat.text.count("None") > spelt:
+                note(NONE, f"turn {nulls[0]} of {what}")
         self._note_beside(record, chat.text, tools)
         if is_inspecting():
             self._note_unused(chat, tools)

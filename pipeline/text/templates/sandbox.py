@@ -14,6 +14,9 @@ from pipeline.errors import InvalidValue, NotInstalled, require
 # Characters that no text has: what a model generates is between them.
 BEGIN, END = "\ufdd1", "\ufdd2"
 
+# Methods of texts whose result may be much longer than they are.
+WIDENING = ("ljust", "rjust", "center", "zfill", "replace", "join", "expandtabs", "format")
+
 # A template may run for so many seconds, and no text in it may have more characters.
 SECONDS, LARGEST = 20, 1 << 26
 
@@ -62,11 +65,6 @@ def _require_small(size: float) -> None:
         raise InvalidValue(f"it makes a text of more than {LARGEST:,} characters; correct it")
 
 
-def _require_time() -> None:
-    if time.monotonic() > _deadline.get(float("inf")):
-        raise InvalidValue(f"it runs for more than {SECONDS} seconds; correct it")
-
-
 def _size(value: Any) -> float:
     return len(value) if hasattr(value, "__len__") else abs(value) if is_whole(value) else 1
 
@@ -93,6 +91,17 @@ def _as_json(
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
+
+
+def _tick(context: Any, value: None) -> None:
+    if time.monotonic() > _deadline.get():
+        raise InvalidValue(f"it runs for more than {SECONDS} seconds; correct it")
+
+
+def _concatenate(context: Any, *values: Any) -> str:
+    texts = [*map(str, values)]
+    _require_small(sum(map(len, texts)))
+    return "".join(texts)
 
 
 def _fail(message: str) -> None:
@@ -136,7 +145,10 @@ def compile_template(text: str) -> Any:
 
         def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
             if operator == "+":
-                _require_small(_size(left) + _size(right) if isinstance(left, str | list) else 0)
+                if type(left) is str and type(right) is str:
+                    _require_small(len(left) + len(right))
+                    return left + right
+                _require_small(_size(left) + _size(right) if isinstance(left, list) else 0)
             elif operator == "%":
                 _require_short_format(left)
             else:
@@ -145,27 +157,24 @@ def compile_template(text: str) -> Any:
             return super().call_binop(context, operator, left, right)
 
         def call(self, context: Any, function: Any, *arguments: Any, **options: Any) -> Any:
-            given = (*arguments, *options.values())
-            _require_small(max((_size(each) for each in given if is_whole(each)), default=0))
-            of = getattr(function, "__self__", None)
-            if isinstance(of, str) and getattr(function, "__name__", "") in ("replace", "join"):
-                _require_small(_product(of, given[-1] if given else ""))
+            if (name := getattr(function, "__name__", "")) in WIDENING:
+                given = (*arguments, *options.values())
+                _require_small(max((_size(each) for each in given if is_whole(each)), default=0))
+                of = getattr(getattr(function, "__wrapped__", function), "__self__", None)
+                if name == "format":
+                    _require_short_format(of)
+                elif name in ("replace", "join"):
+                    _require_small(_product(of, given[-1] if given else ""))
             return super().call(context, function, *arguments, **options)
-
-        def tick(self) -> str:
-            _require_time()
-            return ""
-
-        def concatenate(self, *values: Any) -> str:
-            texts = [*map(str, values)]
-            _require_small(sum(map(len, texts)))
-            return "".join(texts)
 
     environment = Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols]
     )
     for name in ("center", "format", "indent", "replace"):
         environment.filters[name] = _bound_filter(environment.filters[name])
+    # Filters that get the context are not computed when a template is compiled.
+    environment.filters["tick"] = jinja2.pass_context(_tick)
+    environment.filters["concatenate"] = jinja2.pass_context(_concatenate)
     environment.filters["tojson"] = _as_json
     environment.globals["raise_exception"] = _fail
     try:
@@ -205,24 +214,24 @@ def _bound_filter(function: Any) -> Any:
 def _bound(tree: Any, nodes: Any) -> Any:
     """A template whose loops and macros look at the clock, and whose `~` looks at sizes."""
 
-    def call(name: str, arguments: Any, line: int) -> Any:
-        method = nodes.EnvironmentAttribute(name)
-        found = nodes.Call(method, arguments, [], None, None)
-        return found.set_lineno(line)
+    def apply(name: str, value: Any, arguments: Any, line: int) -> Any:
+        return nodes.Filter(value, name, arguments, [], None, None).set_lineno(line)
+
+    def replace(node: Any) -> Any:
+        for name, value in [*node.iter_fields()]:
+            if isinstance(value, list):
+                changed = [
+                    replace(each) if isinstance(each, nodes.Node) else each for each in value
+                ]
+                setattr(node, name, changed)
+            elif isinstance(value, nodes.Node):
+                setattr(node, name, replace(value))
+        if isinstance(node, nodes.Concat):
+            first, *others = node.nodes
+            return apply("concatenate", first, others, node.lineno)
+        return node
 
     for node in tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
-        node.body.insert(0, nodes.ExprStmt(call("tick", [], node.lineno)).set_lineno(node.lineno))
-    return _replace_joins(tree, nodes, call)
-
-
-def _replace_joins(node: Any, nodes: Any, call: Any) -> Any:
-    for name, value in [*node.iter_fields()]:
-        if isinstance(value, list):
-            changed = [
-                _replace_joins(each, nodes, call) if isinstance(each, nodes.Node) else each
-                for each in value
-            ]
-            setattr(node, name, changed)
-        elif isinstance(value, nodes.Node):
-            setattr(node, name, _replace_joins(value, nodes, call))
-    return call("concatenate", node.nodes, node.lineno) if isinstance(node, nodes.Concat) else node
+        tick = apply("tick", nodes.Const(None), [], node.lineno)
+        node.body.insert(0, nodes.ExprStmt(tick).set_lineno(node.lineno))
+    return replace(tree).set_environment(tree.environment)
