@@ -22,6 +22,7 @@ from pipeline.planning.identity import fingerprint_of
 from pipeline.steps import hosts
 from pipeline.text import sources, templates, tokenizers
 from pipeline.text.config import choose, import_object, open_source, open_template, open_tokenizer
+from trainer.schedule import Schedule
 
 VIEWS: dict[str, Callable] = {"causal": lambda corpus, seed: corpus, **views.KINDS}
 MAKER = "such as configs.vision:make_corpus"
@@ -225,6 +226,12 @@ def prepare_scored(config: Any, workdir: epath.Path, *, test: bool) -> tuple[Any
             scored.tokenizer.model = os.fspath(workdir / "corpus" / "tokenizer.model")
     _, corpus = prepare_on_hosts(scored, directory)
     return corpus, directory
+
+
+def prepare_run(config: Any, schedule: Schedule, workdir: epath.Path) -> tuple[Any, AnyCorpus]:
+    """The corpora for training and evaluation of a run, which process 0 prepares first."""
+    corpora, held_out = prepare_on_hosts(config, workdir / "corpus", seed=schedule.seed)
+    return schedule.select(corpora), held_out
 
 
 def prepare_on_hosts(
