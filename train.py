@@ -21,14 +21,14 @@ from ml_collections import ConfigDict
 
 import pipeline
 import trainer
-from models import cross_entropy, parameters
+from models import chunked_cross_entropy, parameters
 from pipeline import steps
 
 # ---- The model and its optimizer.
 
 
 def make_model(config: ConfigDict, corpus: Any) -> trainer.Model:
-    """The network of `config.architecture` and `config.model`, for the ids of a corpus."""
+    """The network of `config.architecture` and `config.model`, and its loss: Σ w·nll and Σ w."""
     network, fields, flops = trainer.choose_network(config, corpus)
     graphdef, _ = nnx.split(nnx.eval_shape(lambda: network(nnx.Rngs(0))))
 
@@ -37,8 +37,9 @@ def make_model(config: ConfigDict, corpus: Any) -> trainer.Model:
 
     def loss(params, batch):
         inputs = (batch[name] for name in fields if name in batch)  # ids, segments, positions, …
-        logits = nnx.merge(graphdef, params)(*inputs)
-        return cross_entropy(logits, batch["targets"], batch["loss_weights"])  # Σ w·nll, Σ w
+        model: Any = nnx.merge(graphdef, params)
+        hidden, logits = model.hidden(*inputs), model.embedding.logits
+        return chunked_cross_entropy(hidden, logits, batch["targets"], batch["loss_weights"])
 
     return trainer.Model(init_params, loss, flops)
 
@@ -174,8 +175,7 @@ def train(config: ConfigDict, workdir: epath.Path) -> int:
         with clock("save"):
             checkpoints.wait()
         log.write_summary(step)
-        done = ends and log.evaluated(step)
-        return 0 if done else trainer.say_stopped(signals.reason, step)
+        return 0 if ends and log.evaluated(step) else trainer.say_stopped(signals.reason, step)
 
 
 def score(config: ConfigDict, workdir: epath.Path, into: str | None = None, test: bool = False):

@@ -9,29 +9,33 @@ from typing import Any
 
 from etils import epath
 
-from pipeline.corpus import views
 from pipeline.corpus.corpora import Corpora
 from pipeline.corpus.in_place import InPlace
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.links import link
 from pipeline.corpus.pairs import open_corpus
-from pipeline.corpus.preparation import prepare
+from pipeline.corpus.preparing.preparation import prepare
 from pipeline.corpus.tasks import CAUSAL, Task
 from pipeline.errors import InvalidValue, require_share
 from pipeline.planning.identity import fingerprint_of
+from pipeline.registry import choose, import_object
 from pipeline.steps import hosts
 from pipeline.text import sources, templates, tokenizers
-from pipeline.text.config import choose, import_object, open_source, open_template, open_tokenizer
+from pipeline.text.config import open_source, open_template, open_tokenizer
 from trainer.schedule import Schedule
 
-VIEWS: dict[str, Callable] = {"causal": lambda corpus, seed: corpus, **views.KINDS}
 MAKER = "such as configs.vision:make_corpus"
 
 
 def open_view(fields: Mapping[str, Any], seed: int) -> Callable[[Any], Any]:
-    """A function from a corpus to the view of the `kind` and options in `fields`."""
-    make, options = choose(fields, "task", VIEWS, corpus=None, seed=seed)
-    return functools.partial(make, seed=seed, **options)
+    """A function from a corpus to the view of the `kind` and options in `fields`.
+
+    "causal" is the corpus itself.
+    """
+    if (chosen := choose("views", {"seed": seed, **fields}, "task", none="causal")) is None:
+        return lambda corpus: corpus
+    kind, options = chosen
+    return functools.partial(kind.make, **options)
 
 
 @dataclass(frozen=True)
@@ -171,7 +175,7 @@ def prepare_corpora(
         )
     seed = config.seed if seed is None else seed
     view = open_view(config.task.to_dict(), seed)
-    task = getattr(VIEWS[config.task.kind], "needs", CAUSAL)
+    task = getattr(getattr(view, "func", None), "needs", CAUSAL)
     trained = config.tokenizer.kind == "sentencepiece" and not config.tokenizer.model
     tokenizer: Any = None
     if texts or not trained:

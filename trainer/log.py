@@ -61,7 +61,13 @@ class TrainingLog(contextlib.ExitStack):
         if saved.step:
             logger.info(f"resumed: step {saved.step:,} of {config.steps:,}")
         self._stats = RunStats(**saved.record)
-        peak = config.peak_flops or peak_of(jax.devices()[0].device_kind)
+        kind = jax.devices()[0].device_kind
+        peak = config.peak_flops or peak_of(kind)
+        if not peak and jax.default_backend() != "cpu":
+            logger.info(
+                f"the FLOP/s of {kind!r} are not known, so the log has no utilisation of the "
+                "devices; give --config.peak_flops"
+            )
         self._peak = peak * jax.device_count()
         self._boards: list[TensorBoard] = []  # on process 0 alone
         if jax.process_index() == 0:

@@ -10,6 +10,7 @@ import re
 import shlex
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -69,6 +70,16 @@ def _open(arguments: argparse.Namespace, *, tokens: bool = False) -> tuple[Any, 
 def _is_config(path: str) -> bool:
     """Whether a path is FILE.py or FILE.py:ARGUMENT."""
     return path.split(":", 1)[0].endswith(".py")
+
+
+def kinds(arguments: argparse.Namespace) -> None:
+    """Prints the kinds of a group, or of all, with their options."""
+    from pipeline import registry
+
+    for group in [arguments.group] if arguments.group else registry.KINDS:
+        print(f"{group}\n")
+        for kind in registry.kinds(group):
+            print(textwrap.indent(f"{kind}", "  "), end="\n\n")
 
 
 def report(arguments: argparse.Namespace) -> None:
@@ -207,7 +218,9 @@ def _write(path: str, content: bytes) -> None:
     print(f"wrote {path}", file=sys.stderr)
 
 
-COMMANDS = {each.__name__: each for each in (report, buckets, show, check, audit, why, prepare)}
+COMMANDS = {
+    each.__name__: each for each in (report, buckets, show, check, audit, why, kinds, prepare)
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,23 +1,22 @@
 """Prepare: makes a corpus, pairs, or the corpora of a config from the command line."""
 
 import argparse
-import ast
-import contextlib
 import functools
 import importlib
-import json
 import os
 import pathlib
 import sys
 from collections.abc import Sequence
 from typing import Any
 
+from pipeline import registry
 from pipeline.corpus.engines import Engine, Processes, Ray
 from pipeline.corpus.in_place import InPlace
 from pipeline.corpus.interface import AnyCorpus
-from pipeline.corpus.links import call_for, guess, link
-from pipeline.corpus.preparation import prepare, prepare_share
-from pipeline.corpus.tokenisation import Job
+from pipeline.corpus.links import link
+from pipeline.corpus.preparing.job import Job
+from pipeline.corpus.preparing.preparation import prepare, prepare_share
+from pipeline.corpus.tokens.formats import describe_use, recognise
 from pipeline.errors import InvalidValue, NotInstalled
 from pipeline.fs.atomic import as_path
 from pipeline.text import sources, templates
@@ -25,7 +24,6 @@ from pipeline.text.config import open_template, open_tokenizer
 from pipeline.text.sources.tables import Tables
 from pipeline.text.templates import Template
 
-JSON_FIELDS = ("weights", "last_only", "rejected")  # fields of templates that may be no text
 MARK_ADVICE = "name it with --{0}-token TOKEN, or give --{0}-token '' for no mark"
 
 
@@ -58,25 +56,9 @@ def _import_trainer() -> Any:
 
 
 def open_flags(tokens: Sequence[str], paths: Sequence[str]) -> InPlace:
-    """The corpus that `--tokens FORMAT NAME=VALUE …` describes; values are Python, or strings."""
+    """The corpus that `--tokens FORMAT NAME=VALUE …` describes."""
     form, *texts = tokens
-    if bare := [text for text in texts if "=" not in text]:
-        raise InvalidValue(f"{bare[0]!r} is no option; give NAME=VALUE, such as dtype=uint16")
-    options: dict[str, Any] = _split(texts, "--tokens")
-    for name, value in options.items():
-        with contextlib.suppress(ValueError, SyntaxError):
-            options[name] = ast.literal_eval(value)
-    return InPlace(form, paths, **options)
-
-
-def _split(texts: Sequence[str], flag: str) -> dict[str, Any]:
-    """The values of `NAME=VALUE …` by name, as text."""
-    found: dict[str, Any] = {}
-    for name, _, value in (text.partition("=") for text in texts):
-        if name in found:
-            raise InvalidValue(f"{name}= is given twice to {flag}; remove one of the two")
-        found[name] = value
-    return found
+    return InPlace(form, paths, **registry.find("tokens", form, "--tokens").read(texts, "--tokens"))
 
 
 def prepare_files(arguments: argparse.Namespace) -> str:
@@ -89,15 +71,19 @@ def prepare_files(arguments: argparse.Namespace) -> str:
     if arguments.tokens:
         linked = link(open_flags(arguments.tokens, arguments.source), directory)
         return f"{linked}\n\nnow look at it: lockstep report {arguments.into}"
+    kind, *options = arguments.kind
     for name in arguments.source:
-        if not arguments.kind and (form := guess(name)):
-            raise InvalidValue(f"{name} {call_for(name, form)}")
+        if not kind and (form := recognise(name)):
+            raise InvalidValue(f"{name} {describe_use(name, form)}")
     engine = _engine(arguments)
-    source = sources.open_files(arguments.source, arguments.kind)
+    given = registry.find("records", kind, "--kind").read(options, "--kind") if kind else {}
+    source = sources.open_files(arguments.source, kind, **given)
     columns = source.names() if isinstance(source, Tables) and not arguments.template else set()
     if arguments.field not in columns and "input_ids" in columns:
         if isinstance(source, sources.ArrowFiles):
-            raise InvalidValue(f"{source} {call_for(arguments.source[0], 'arrow')}")
+            raise InvalidValue(
+                f"{source} {describe_use(arguments.source[0], registry.find('tokens', 'arrow'))}"
+            )
         raise InvalidValue(
             f"{source} holds tokens, and prepare makes them of text; copy these in Python with "
             "pipeline.Corpus.from_arrays(record['input_ids'] for record in source), where source "
@@ -128,17 +114,11 @@ def prepare_files(arguments: argparse.Namespace) -> str:
 
 def _template(words: Sequence[str]) -> Template | None:
     kind, *given = words
-    if not all("=" in each for each in given):
-        raise InvalidValue(
-            f"--template is {' '.join(words)!r}; give a kind and fields as NAME=TEXT, as in "
-            "--template answer prompt='{question}' answer='{answer}', or a function as MODULE:NAME"
-        )
     sys.path.append(os.getcwd())  # for MODULE:NAME
-    fields = _split([f"kind={kind}", *given], "--template")
-    for name in {*JSON_FIELDS} & {*fields}:
-        with contextlib.suppress(ValueError):  # other values are refused by the template
-            fields[name] = json.loads(fields[name])
-    return open_template(fields)
+    if ":" in kind:
+        return open_template({"kind": kind})
+    found = registry.find("templates", kind, "--template")
+    return open_template({"kind": kind, **found.read(given, "--template")})
 
 
 def _engine(arguments: argparse.Namespace) -> Engine:
@@ -163,8 +143,10 @@ def _tokenizer_fields(arguments: argparse.Namespace) -> dict[str, Any]:
         if token and arguments.no_marks:
             raise InvalidValue(f"--{mark}-token is {token!r}, and --no-marks is given; remove one")
         fields |= {mark: token != "" and not arguments.no_marks, f"{mark}_token": token}
-    if name in ("bytes", "sentencepiece", ""):  # the last is refused
+    files = {each.name: getattr(each.make, "file", "") for each in registry.kinds("tokenizers")}
+    if name in files or not name:  # the last is refused
         return {"kind": name, "model": "", **fields}
-    is_json = name.endswith(".json") or (as_path(name) / "tokenizer.json").exists()
-    kind = "huggingface" if is_json else "sentencepiece"
-    return {"kind": kind, "model": name, **fields}
+    ends = {kind: os.path.splitext(file)[1] for kind, file in files.items() if file}
+    kinds = [kind for kind, end in ends.items() if name.endswith(end)]
+    kinds += [kind for kind in ends if (as_path(name) / files[kind]).exists()]
+    return {"kind": next(iter(kinds), "sentencepiece"), "model": name, **fields}

@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.pairs import open_corpus
-from pipeline.corpus.parts import json_digest
+from pipeline.corpus.stored.parts import json_digest
 from pipeline.errors import (
     InvalidType,
     InvalidValue,
@@ -107,10 +107,11 @@ def score(
         version: a name for what `step` computes; default "". `score` cannot see that the code of
             `step` has changed: give another version then, or another directory. Scores of another
             version are refused.
-        sharding: the devices that share a batch, as for `load`; None: the first local device.
-        **options: of `load`: `tokens_per_batch`, `max_length`, `max_segments` and others, but not
-            those of shuffles and mixtures. If `row_multiple` is not given, a call that continues
-            takes that of the first call.
+        sharding: the devices that share a batch, as for `load`; None: the mesh of `jax.set_mesh`,
+            or without one the first local device.
+        **options: of `load`: `tokens_per_batch`, `max_length`, `max_segments`, `num_threads` and
+            others, but not those of shuffles and mixtures. If `row_multiple` is not given, a call
+            that continues takes that of the first call.
 
     Returns:
         A `pyarrow.Table`, mapped into memory, with a column for each value. Floating-point numbers
@@ -124,6 +125,8 @@ def score(
     known = {*ScoreOptions.__annotations__, *list_keywords(score)}
     if wrong := [name for name in options if name not in known]:
         raise InvalidType(f"score() has no option {suggest_option(wrong[0], known)}")
+    if sharding is None and not (mesh := jax.sharding.get_mesh()).empty:
+        sharding = mesh
     corpus = open_corpus(corpus) if isinstance(corpus, str | os.PathLike) else corpus
     corpus = corpus.covering() if isinstance(corpus, AnyCorpus) else corpus
     require_type("version", version, str, "text")

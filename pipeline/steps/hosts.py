@@ -20,6 +20,7 @@ import jax
 import numpy as np
 from etils import epath
 from jax.experimental import multihost_utils
+from jax.experimental.mesh_utils import create_hybrid_device_mesh
 
 from pipeline.errors import InvalidState, InvalidValue, UserError, describe
 from pipeline.loading.state import differences
@@ -129,7 +130,8 @@ def maximum(number: float) -> float:
 def make_mesh(axes: Mapping[str, int]) -> jax.sharding.Mesh:
     """A mesh of all devices of all hosts, from the size of each axis by name.
 
-    One size may be -1, for all remaining devices.
+    One size may be -1, for all remaining devices. If the devices are in several slices, which a
+    slower network joins, the first axis whose size the slices divide goes over that network.
     """
     devices = jax.device_count()
     given = math.prod(size for size in axes.values() if size != -1)
@@ -141,7 +143,20 @@ def make_mesh(axes: Mapping[str, int]) -> jax.sharding.Mesh:
             "whose product is the number of devices, and one may be -1, for all remaining ones"
         )
     auto = (jax.sharding.AxisType.Auto,) * len(sizes)
-    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=auto)
+    shape, names = tuple(sizes.values()), tuple(sizes)
+    slices = len({getattr(device, "slice_index", 0) for device in jax.devices()})
+    if slices == 1:
+        return jax.make_mesh(shape, names, axis_types=auto)
+    across = next((n for n, size in enumerate(shape) if size % slices == 0), None)
+    if across is None:
+        raise InvalidValue(
+            f"mesh {sizes} does not fit {slices} slices; make the size of one axis a multiple of "
+            f"{slices}, which then goes over the network between slices"
+        )
+    over = [slices if number == across else 1 for number in range(len(shape))]
+    inside = [size // count for size, count in zip(shape, over, strict=True)]
+    grid = create_hybrid_device_mesh(inside, over, jax.devices())
+    return jax.sharding.Mesh(grid, names, axis_types=auto)
 
 
 def connect(

@@ -14,11 +14,11 @@ OWN_FOLDER = "in a folder with a random name that this process made"
 OWN_NAME = "by a name with digits that only it gives, in the directory of"
 
 RULES = {
-    "corpus/cache.py:PartCache._fetch": "names of parts that are fetched, which it has locked",
-    "corpus/cache.py:PartCache._make_room": f"{OWN_NAME} the cache, named by the corpus's digest",
-    "corpus/cache.py:PartCache._verify": f"{OWN_NAME} the cache, named by the corpus's digest",
-    "corpus/preparation.py:_discarding": f"{OWN_NAME} a corpus that was begun there by it",
-    "corpus/writer.py:Writer._remove_rest": f"{OWN_NAME} a corpus: parts that are not sealed",
+    "corpus/stored/cache.py:PartCache._fetch": "parts that are fetched, which it has locked",
+    "corpus/stored/cache.py:PartCache._make_room": f"{OWN_NAME} the cache of this digest",
+    "corpus/stored/cache.py:PartCache._verify": f"{OWN_NAME} the cache of this digest",
+    "corpus/preparing/preparation.py:_discarding": f"{OWN_NAME} a corpus that it began there",
+    "corpus/stored/writer.py:Writer._remove_rest": f"{OWN_NAME} a corpus: unsealed parts",
     "fs/atomic.py:_link": "its own temporary name, of 32 random digits",
     "fs/atomic.py:remove_leftovers": "temporary names of a finished corpus or a locked run",
     "fs/atomic.py:atomic_write": "its own temporary name, of 32 random digits",

@@ -18,7 +18,7 @@ import pytest
 
 import pipeline
 from pipeline import sources
-from pipeline.corpus.cache import default_directory
+from pipeline.corpus.stored.cache import default_directory
 from pipeline.fs import as_path, atomic_write, directory_lock, lease, mirror, objects, open_locked
 from pipeline.text.sources import open_files
 from tests.corpus.files import contents

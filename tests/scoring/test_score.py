@@ -266,6 +266,8 @@ def test_devices_share_batches_and_a_later_call_keeps_their_rows(corpus, tmp_pat
     assert score("four").equals(scores)
     with jax.set_mesh(mesh):
         assert score("four", sharding=mesh).equals(scores)
+        assert score("set", num_threads=3).equals(scores)  # the mesh that is set
+    assert files(tmp_path / "set") == files(tmp_path / "four")
     score("one", row_multiple=4)
     score("length", sharding=mesh_of(context=4), row_multiple=4)
     assert files(tmp_path / "one") == files(tmp_path / "length") == files(tmp_path / "four")

@@ -5,13 +5,14 @@ import functools
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, cast, get_type_hints, overload
+from typing import Any, cast, get_type_hints, overload
 
 import numpy as np
 import pyarrow as pa
 from etils import epath
 
-from pipeline.corpus.gather import address_of
+from pipeline.corpus.stored.gather import address_of
+from pipeline.corpus.stored.memory import Segments, find_segments
 from pipeline.corpus.tasks import Task
 from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import atomic_write, is_local
@@ -41,34 +42,6 @@ WRITE = pa.ipc.IpcWriteOptions(
     emit_dictionary_deltas=False,
     unify_dictionaries=False,
 )
-
-
-class Segments(NamedTuple):
-    """A column of the examples of a part, in memory.
-
-    The values of example `i` begin at the address `address + scale * begins[i]`.
-
-    Attributes:
-        dtype: of the numbers.
-        address: where the column begins.
-        begins: where each example begins; None: where its tokens do, or for a column of one value
-            for each example, at `i`.
-        scale: the bytes of a unit of `begins`.
-    """
-
-    dtype: np.dtype
-    address: int
-    begins: np.ndarray | None
-    scale: int
-
-
-def find_segments(columns: Mapping[str, Column], offsets: np.ndarray | None) -> dict[str, Segments]:
-    """Where columns of stored numbers are; `offsets` tell where examples begin in the lists."""
-    lead, found = find_lead({name: each.feature for name, each in columns.items()}), {}
-    for name, (feature, values) in columns.items():
-        begins, scale = offsets if name == lead else None, values.itemsize * feature.size
-        found[name] = Segments(values.dtype, address_of(values), begins, scale)
-    return found
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -26,9 +26,9 @@ from typing import Any, TypeVar
 import numpy as np
 from etils import epath
 
-from pipeline.corpus.manifest import open_part
-from pipeline.corpus.parts import PartFile, PartTable
-from pipeline.corpus.reader import PartStore
+from pipeline.corpus.stored.manifest import open_part
+from pipeline.corpus.stored.memory import PartStore
+from pipeline.corpus.stored.parts import PartFile, PartTable
 from pipeline.errors import InvalidValue, Missing, UserError
 from pipeline.fs import objects
 from pipeline.fs.atomic import atomic_write, is_local, make_directory, open_locked, write_once

@@ -11,21 +11,23 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from pipeline.corpus.log import read_counts, read_sealed, remove_log, require_files, write_record
-from pipeline.corpus.manifest import (
-    BESIDE,
-    LENGTHS,
-    MANIFEST,
+from pipeline.corpus.stored.directory import (
     PART_NAME,
-    SHARDS,
     TEMPORARY,
-    Manifest,
-    is_finished,
     part_name,
-    require_same_origin,
 )
-from pipeline.corpus.parts import Part, write_part
-from pipeline.corpus.tasks import A_TASK, CAUSAL, TASKS, Task
+from pipeline.corpus.stored.log import (
+    begin,
+    finish,
+    read_sealed,
+    refuse_others,
+    remove_log,
+    require_files,
+    write_record,
+)
+from pipeline.corpus.stored.manifest import Manifest, require_same_origin
+from pipeline.corpus.stored.parts import Part, write_part
+from pipeline.corpus.tasks import A_TASK, CAUSAL, Task
 from pipeline.errors import (
     Exists,
     InvalidState,
@@ -37,12 +39,8 @@ from pipeline.errors import (
 )
 from pipeline.fs.atomic import (
     as_path,
-    atomic_write,
     directory_lock,
-    list_folder,
-    make_directory,
 )
-from pipeline.planning import lengths as lengths_module
 from pipeline.text.features import LOSS_WEIGHTS, TOKENS, WEIGHTS, Feature
 from pipeline.text.ragged import Buffer, Ragged
 from pipeline.text.tokenizers import Tokenizer
@@ -313,43 +311,3 @@ class Writer:
                 f"what was appended to {os.fspath(self.directory)} and not sealed is lost, "
                 f"{counted(lost, 'example')}; call seal or finish before the block ends"
             )
-
-
-def begin(directory: epath.Path, manifest: Manifest, *, once: bool = False) -> None:
-    """Writes the manifest without parts, before the first part; leaves a finished one.
-
-    With `once`, it raises a `FileExistsError` if there is a manifest.
-    """
-    make_directory(directory / SHARDS)
-    if not is_finished(directory):  # by another writer, which took the lock over
-        manifest.write(directory / MANIFEST, once=once)
-
-
-def refuse_others(directory: epath.Path) -> None:
-    """Refuses a directory in which no corpus was begun, but with files that would be in its way."""
-    for path in sorted(list_folder(directory)):
-        named = PART_NAME.fullmatch(path.name) or path.name in BESIDE
-        if named and Manifest.find(directory) is None:  # no other process began one meanwhile
-            raise InvalidValue(
-                f"{os.fspath(path)} is not of a corpus that was begun here, as there is no "
-                f"{MANIFEST}, and it would be in the way of one. Use a directory of its own, or "
-                "move that file"
-            )
-
-
-def finish(directory: epath.Path, manifest: Manifest, counts: np.ndarray | None = None) -> None:
-    """Writes the lengths of the examples and, last, the manifest, which replaces the log.
-
-    `counts` are the token counts of the examples, if they are known.
-    """
-    task = TASKS[manifest.task]
-    if counts is None:
-        counts = np.concatenate(read_counts(directory, manifest.parts, task))
-    lengths = task.lengths(counts)
-    with atomic_write(directory / LENGTHS) as file:
-        np.save(file, lengths)
-        size = file.tell()
-    digest = lengths_module.digest(lengths)
-    manifest = dataclasses.replace(manifest, lengths_digest=digest, lengths_bytes=size)
-    manifest.write(directory / MANIFEST)
-    remove_log(directory)

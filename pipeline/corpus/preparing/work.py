@@ -16,26 +16,22 @@ from typing import Any
 
 from etils import epath
 
-from pipeline.corpus.log import (
+from pipeline.corpus.preparing.block import Notes, Piece, add_notes, encode_block
+from pipeline.corpus.preparing.job import Job
+from pipeline.corpus.sides import read_sides, record_sides
+from pipeline.corpus.stored.directory import Damaged, damage, part_name
+from pipeline.corpus.stored.log import (
+    begin,
     list_records,
     read_record,
     read_records,
     record_path,
+    refuse_others,
     remove_log,
     write_record,
 )
-from pipeline.corpus.manifest import (
-    Damaged,
-    Manifest,
-    damage,
-    is_finished,
-    part_name,
-    require_same_origin,
-)
-from pipeline.corpus.parts import Part, json_digest, write_part
-from pipeline.corpus.sides import read_sides, record_sides
-from pipeline.corpus.tokenisation import Job, Notes, Piece, add_notes
-from pipeline.corpus.writer import begin, refuse_others
+from pipeline.corpus.stored.manifest import Manifest, is_finished, require_same_origin
+from pipeline.corpus.stored.parts import Part, json_digest, write_part
 from pipeline.errors import InvalidState, InvalidValue
 from pipeline.fs.atomic import make_directory
 from pipeline.text import ragged
@@ -213,7 +209,7 @@ def divide(job: Job, blocks: Iterable[Block], most: tuple[int, int]) -> Iterator
     held: list[Piece] = []  # one of each block that is in no part yet
     full = 0  # how many of them make a full part
     for number, block in enumerate(blocks):
-        held.append(job.run(block, compare=number == 0))
+        held.append(encode_block(job, block, compare=number == 0))
         if full and _reaches(held[full:], most, REST):
             yield _join(held[:full])
             held, full = held[full:], 0

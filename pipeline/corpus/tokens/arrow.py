@@ -1,4 +1,4 @@
-"""Token columns: lists of ids, and what is beside them, in Arrow files."""
+"""Arrow: columns with lists of ids, and what is beside them."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -6,15 +6,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from etils import epath
 
-from pipeline.corpus.cache import local_copy
-from pipeline.corpus.gather import gather
-from pipeline.corpus.token_files import Lists, TokenFiles
+from pipeline.corpus.tokens.token_files import Lists, TokenFiles, as_local, signs, values_of
 from pipeline.errors import InvalidValue
 from pipeline.text.features import TOKENS, WEIGHTS, Feature, check_features
 from pipeline.text.ragged import require_weights
 from pipeline.text.sources import ArrowFiles, files
-from pipeline.text.sources.tables import saved_files
+from pipeline.text.sources.tables import is_saved, saved_files
 
 # Columns that say on which ids to train, as several programs name them. The last has the number of
 # ids of the prompt.
@@ -35,6 +34,15 @@ STARTS = ("seq_start_id", "cu_seqlens", "cu_seqlens_q", "cu_seq_lens_q", "cu_doc
 IGNORED = -100  # the label of an id without a loss
 
 
+def _recognise(path: epath.Path) -> bool:
+    if not path.is_dir() or not is_saved(path):
+        return False
+    splits = [path / "state.json", *path.glob("*/state.json")]
+    folder = next((each.parent for each in splits if each.exists()), path)
+    return "input_ids" in ArrowFiles(folder).names()
+
+
+@signs(_recognise)
 def arrow(
     paths: files.Paths,
     *,
@@ -44,8 +52,22 @@ def arrow(
     weights: str | Sequence[str] | None = None,
     features: Mapping[str, Feature] | None = None,
 ) -> TokenFiles:
-    """The rows of Arrow files, or of a data set that was saved to disk; see `InPlace`."""
-    copies = [local_copy(path) for path in saved_files(paths, split)]
+    """Lists of ids, the entries of a column of Arrow IPC or Feather files.
+
+    Or of the folder of a Hugging Face data set that was saved to disk, whose `state.json` names its
+    files. In a column `attention_mask`, 0 is padding, which is dropped; a column `seq_lengths`
+    divides rows into the sequences that are packed into them.
+
+    Options:
+        column: the column with the lists of ids ('input_ids').
+        split: the split to read, of a data set that was saved with several.
+        labels: a column of the ids themselves, or -100 where there is no loss, not shifted.
+        weights: columns with a weight for each token, such as 'completion_mask', whose product
+            counts; 'sources_len' has the number of tokens without a loss at the start. (): train on
+            all tokens, though there are such columns.
+        features: columns to read as features, by name; for tokens, lists with a value for each.
+    """
+    copies = [as_local(path) for path in saved_files(paths, split)]
     wanted = check_features(features)
     masks = _choose(ArrowFiles(copies).names() - {column}, labels, weights, wanted)
     source = ArrowFiles(copies, columns=[column, *wanted, *masks])
@@ -174,7 +196,7 @@ def _cut(lists: dict[str, Lists], column: str, features: Mapping[str, Feature]) 
         for name, marks in found.items():
             _require_one(name, _mask_of(marks, rows, name)[mask], BEGINS[name], counts)
     else:
-        sizes, row = gather(*packed).astype(np.int64), row.repeat(packed[2])
+        sizes, row = values_of(packed).astype(np.int64), row.repeat(packed[2])
         if PROMPT in lists or (np.bincount(row, sizes, len(rows)) != counts).any():
             raise InvalidValue(
                 f"{PACKED} does not divide the tokens of each row, or {PROMPT} is there too; "
@@ -209,19 +231,18 @@ def _weigh(
     lists: Mapping[str, Lists], column: str, names: Collection[str], labels: str | None
 ) -> Lists:
     """The weight of each token: the product of the masks in the columns `names`."""
-    values, begins, counts = lists[column]
+    counts = lists[column][2]
     first = np.cumsum(counts) - counts
     weights = np.ones(int(counts.sum()), np.float32)
     for name in names:
         if name == PROMPT:
-            prompts, at, ones = lists[name]
             position = np.arange(len(weights)) - first.repeat(counts)
-            mask = position >= gather(prompts, at, ones).repeat(counts)
+            mask = position >= values_of(lists[name]).repeat(counts)
         else:
             mask = _mask_of(lists[name], counts, name)
         if name == labels:
             mask, found = mask != IGNORED, mask
-            if (found != gather(values, begins, counts))[mask].any():
+            if (found != values_of(lists[column]))[mask].any():
                 raise InvalidValue(
                     f"the labels in {name!r} are not the ids in {column!r} where there is a loss; "
                     "give labels that are not shifted, as Hugging Face has them"
@@ -233,7 +254,6 @@ def _weigh(
 
 
 def _mask_of(lists: Lists, counts: np.ndarray, name: str) -> np.ndarray:
-    values, begins, sizes = lists
-    if (sizes != counts).any():
+    if (lists[2] != counts).any():
         raise InvalidValue(f"{name} has other numbers of entries than tokens; correct it")
-    return gather(values, begins, sizes)
+    return values_of(lists)

@@ -6,9 +6,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
-from pipeline.corpus.gather import Fields, address_of, copy_memory, new_array, take_numbers
-from pipeline.corpus.manifest import damage, open_part
-from pipeline.corpus.parts import Part, PartFile, Segments, find_segments
+from pipeline.corpus.stored.directory import damage
+from pipeline.corpus.stored.gather import Fields, address_of, copy_memory, new_array, take_numbers
+from pipeline.corpus.stored.manifest import open_part
+from pipeline.corpus.stored.memory import InMemory, Opened, PartStore, find_segments
+from pipeline.corpus.stored.parts import Part, PartFile
 from pipeline.corpus.tasks import Task
 from pipeline.errors import InvalidValue
 from pipeline.fs.fork import Handles
@@ -36,26 +38,6 @@ class Pieces(NamedTuple):
         return Pieces._make([*(each[which] for each in self[:4]), epoch])
 
 
-class PartStore:
-    """Parts that can be opened.
-
-    Attributes:
-        source: the directory of the corpus, for errors.
-        evictions: a number that grows when a file that was opened is removed.
-    """
-
-    source = epath.Path()
-    evictions = 0
-
-    def open(self, numbers: Sequence[int]) -> "Sequence[PartFile | InMemory]":
-        """The parts with these numbers; their columns are in memory as long as they live."""
-        raise NotImplementedError
-
-    def has(self, number: int) -> bool:
-        """Whether the file of an opened part is still there."""
-        return True
-
-
 class LocalParts(PartStore):
     """The files of parts in a local directory, which are mapped."""
 
@@ -67,17 +49,6 @@ class LocalParts(PartStore):
         return [open_part(self.source, self._parts[number]) for number in numbers]
 
 
-class InMemory(PartStore):
-    """One part that is in memory; `held` are the arrays that `segments` tell the places of."""
-
-    def __init__(self, segments: Mapping[str, Segments], held: Any):
-        self.segments, self._held = segments, held
-
-    def open(self, numbers: Sequence[int]) -> "Sequence[InMemory]":
-        """See `PartStore`."""
-        return [self for _ in numbers]
-
-
 class _Table:
     """Where the columns of the parts are that are open."""
 
@@ -86,9 +57,9 @@ class _Table:
         # Of each column and part, the address of its values, and of the table `Segments.begins`.
         self.columns = {name: np.zeros((2, parts), np.int64) for name in features}
         # What must live as long as this table is read, by part.
-        self.opened: dict[int, Sequence[PartFile | InMemory]] = {}
+        self.opened: dict[int, Sequence[Opened]] = {}
 
-    def add(self, number: int, opened: Sequence[PartFile | InMemory]) -> None:
+    def add(self, number: int, opened: Sequence[Opened]) -> None:
         """Adds a part; threads may read others meanwhile."""
         self.opened[number] = opened
         segments = {name: column for each in opened for name, column in each.segments.items()}
@@ -253,7 +224,7 @@ class Reader(Handles):
                     table.add(number, each)
         return table
 
-    def _check(self, number: int, opened: Sequence[PartFile | InMemory]) -> None:
+    def _check(self, number: int, opened: Sequence[Opened]) -> None:
         """Refuses a part that does not have the examples and the columns of the corpus.
 
         A place outside of a file would end the process.

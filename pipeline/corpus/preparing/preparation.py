@@ -19,24 +19,23 @@ from etils import epath
 from tqdm import tqdm
 
 from pipeline.corpus.corpus import Corpus
-from pipeline.corpus.engines import Engine, Processes, refuse_import
 from pipeline.corpus.groups import Groups
-from pipeline.corpus.log import parts_of, read_counts, record_path, remove_log, require_files
-from pipeline.corpus.manifest import (
-    BESIDE,
-    MANIFEST,
-    PART_NAME,
-    SHARDS,
-    SKIPPED,
-    TEMPORARY,
-    Manifest,
-    require_same_origin,
-)
 from pipeline.corpus.pairs import Pairs, as_sides
+from pipeline.corpus.preparing.block import Notes, add_notes
+from pipeline.corpus.preparing.job import Job, OnError
+from pipeline.corpus.preparing.processes import Engine, Processes, refuse_import
+from pipeline.corpus.preparing.work import Work
+from pipeline.corpus.stored.directory import BESIDE, MANIFEST, PART_NAME, SHARDS, SKIPPED, TEMPORARY
+from pipeline.corpus.stored.log import (
+    finish,
+    parts_of,
+    read_counts,
+    record_path,
+    remove_log,
+    require_files,
+)
+from pipeline.corpus.stored.manifest import Manifest, require_same_origin
 from pipeline.corpus.tasks import CAUSAL, Task
-from pipeline.corpus.tokenisation import Job, Notes, OnError, add_notes
-from pipeline.corpus.work import Work
-from pipeline.corpus.writer import finish
 from pipeline.errors import InvalidState, InvalidValue, counted, name_some, require_type
 from pipeline.fs.atomic import (
     as_path,

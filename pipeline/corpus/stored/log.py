@@ -7,6 +7,8 @@ part, which appear in any order. The manifest of the finished corpus lists all p
 the records.
 """
 
+import dataclasses
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -14,7 +16,11 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from etils import epath
 
-from pipeline.corpus.manifest import (
+from pipeline.corpus.stored.directory import (
+    BESIDE,
+    LENGTHS,
+    MANIFEST,
+    PART_NAME,
     SHARDS,
     TEMPORARY,
     damage,
@@ -23,11 +29,18 @@ from pipeline.corpus.manifest import (
     require_sizes,
     write_entries,
 )
-from pipeline.corpus.parts import Part
-from pipeline.corpus.tasks import Task
+from pipeline.corpus.stored.manifest import Manifest, is_finished
+from pipeline.corpus.stored.parts import Part
+from pipeline.corpus.tasks import TASKS, Task
 from pipeline.errors import InvalidValue
 from pipeline.fs import objects
-from pipeline.fs.atomic import list_folder, remove_files, remove_leftovers
+from pipeline.fs.atomic import (
+    atomic_write,
+    list_folder,
+    make_directory,
+    remove_files,
+    remove_leftovers,
+)
 from pipeline.planning import lengths as lengths_module
 
 RECORD = re.compile(r"(\d{6,})-(\d{5,})\.json")
@@ -174,3 +187,46 @@ def parts_of(path: epath.Path, record: Mapping[str, Any]) -> list[Part]:
     if not parts and record["next"] is not None:
         raise damage(path, "it has no parts")
     return parts
+
+
+# ---- from the first manifest to the last
+
+
+def begin(directory: epath.Path, manifest: Manifest, *, once: bool = False) -> None:
+    """Writes the manifest without parts, before the first part; leaves a finished one.
+
+    With `once`, it raises a `FileExistsError` if there is a manifest.
+    """
+    make_directory(directory / SHARDS)
+    if not is_finished(directory):  # by another writer, which took the lock over
+        manifest.write(directory / MANIFEST, once=once)
+
+
+def refuse_others(directory: epath.Path) -> None:
+    """Refuses a directory in which no corpus was begun, but with files that would be in its way."""
+    for path in sorted(list_folder(directory)):
+        named = PART_NAME.fullmatch(path.name) or path.name in BESIDE
+        if named and Manifest.find(directory) is None:  # no other process began one meanwhile
+            raise InvalidValue(
+                f"{os.fspath(path)} is not of a corpus that was begun here, as there is no "
+                f"{MANIFEST}, and it would be in the way of one. Use a directory of its own, or "
+                "move that file"
+            )
+
+
+def finish(directory: epath.Path, manifest: Manifest, counts: np.ndarray | None = None) -> None:
+    """Writes the lengths of the examples and, last, the manifest, which replaces the log.
+
+    `counts` are the token counts of the examples, if they are known.
+    """
+    task = TASKS[manifest.task]
+    if counts is None:
+        counts = np.concatenate(read_counts(directory, manifest.parts, task))
+    lengths = task.lengths(counts)
+    with atomic_write(directory / LENGTHS) as file:
+        np.save(file, lengths)
+        size = file.tell()
+    digest = lengths_module.digest(lengths)
+    manifest = dataclasses.replace(manifest, lengths_digest=digest, lengths_bytes=size)
+    manifest.write(directory / MANIFEST)
+    remove_log(directory)
