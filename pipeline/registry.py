@@ -36,11 +36,11 @@ from pipeline.errors import InvalidType, InvalidValue, require_one_of, suggest_o
 
 # By group, the kinds of this package: MODULE:NAME of what makes one. It is called with
 # - records: the paths, and options; it returns a `pipeline.text.sources.Sharded`
-# - tokens: the paths, and options; it returns a `pipeline.corpus.token_files.TokenFiles`
+# - tokens: the paths, and options; it returns a `pipeline.corpus.tokens.token_files.TokenFiles`
 # - templates: options; it returns a `pipeline.text.templates.Template`
 # - tokenizers: the path of its file, if it has an attribute `file`, and options; it returns a
 #   `pipeline.text.tokenizers.Tokenizer`
-# - views: the corpus, and options; it returns a `pipeline.corpus.views.View`
+# - views: the corpus, and options; it returns a `pipeline.corpus.view.View`
 KINDS: dict[str, dict[str, str]] = {
     "records": {
         "text": "pipeline.text.sources.lines:TextFiles",
@@ -49,10 +49,10 @@ KINDS: dict[str, dict[str, str]] = {
         "arrow": "pipeline.text.sources.tables:ArrowFiles",
     },
     "tokens": {
-        "arrow": "pipeline.corpus.token_columns:arrow",
-        "npy": "pipeline.corpus.token_files:npy",
-        "megatron": "pipeline.corpus.token_files:megatron",
-        "flat": "pipeline.corpus.token_files:flat",
+        "arrow": "pipeline.corpus.tokens.arrow:arrow",
+        "npy": "pipeline.corpus.tokens.npy:npy",
+        "megatron": "pipeline.corpus.tokens.megatron:megatron",
+        "flat": "pipeline.corpus.tokens.flat:flat",
     },
     "templates": {
         "answer": "pipeline.text.templates:Answer",
@@ -65,8 +65,8 @@ KINDS: dict[str, dict[str, str]] = {
         "huggingface": "pipeline.text.tokenizers:HuggingFace",
     },
     "views": {
-        "masked": "pipeline.corpus.views:Masked",
-        "fill_in_the_middle": "pipeline.corpus.views:FillInTheMiddle",
+        "masked": "pipeline.corpus.masked:Masked",
+        "fill_in_the_middle": "pipeline.corpus.middle:FillInTheMiddle",
     },
 }
 

@@ -20,6 +20,7 @@ import jax
 import numpy as np
 from etils import epath
 from jax.experimental import multihost_utils
+from jax.experimental.mesh_utils import create_hybrid_device_mesh
 
 from pipeline.errors import InvalidState, InvalidValue, describe
 from pipeline.loading.state import differences
@@ -125,7 +126,8 @@ def maximum(number: float) -> float:
 def make_mesh(axes: Mapping[str, int]) -> jax.sharding.Mesh:
     """A mesh of all devices of all hosts, from the size of each axis by name.
 
-    One size may be -1, for all remaining devices.
+    One size may be -1, for all remaining devices. If the devices are in several slices, which a
+    slower network joins, the first axis whose size the slices divide goes over that network.
     """
     devices = jax.device_count()
     given = math.prod(size for size in axes.values() if size != -1)
@@ -137,7 +139,20 @@ def make_mesh(axes: Mapping[str, int]) -> jax.sharding.Mesh:
             "whose product is the number of devices, and one may be -1, for all remaining ones"
         )
     auto = (jax.sharding.AxisType.Auto,) * len(sizes)
-    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=auto)
+    shape, names = tuple(sizes.values()), tuple(sizes)
+    slices = len({getattr(device, "slice_index", 0) for device in jax.devices()})
+    if slices == 1:
+        return jax.make_mesh(shape, names, axis_types=auto)
+    across = next((n for n, size in enumerate(shape) if size % slices == 0), None)
+    if across is None:
+        raise InvalidValue(
+            f"mesh {sizes} does not fit {slices} slices; make the size of one axis a multiple of "
+            f"{slices}, which then goes over the network between slices"
+        )
+    over = [slices if number == across else 1 for number in range(len(shape))]
+    inside = [size // count for size, count in zip(shape, over, strict=True)]
+    grid = create_hybrid_device_mesh(inside, over, jax.devices())
+    return jax.sharding.Mesh(grid, names, axis_types=auto)
 
 
 def connect(
@@ -189,7 +204,7 @@ def _give_up(wait: int) -> None:
 
 
 class StopSignals(contextlib.ExitStack):
-    """SIGINT and SIGTERM as requests to stop after a step, the same step on all processes.
+    """SIGINT and SIGTERM as requests to stop, at the same call of `received` on all processes.
 
     A second SIGINT ends the process at once; so does a second SIGTERM in a run of one process.
     `reason` is the name of the signal, empty before it comes.
@@ -198,6 +213,7 @@ class StopSignals(contextlib.ExitStack):
     def __init__(self) -> None:
         super().__init__()
         self.reason, self._several = "", jax.process_count() > 1
+        self._calls, self._stops = 0, False
         # With several processes, JAX itself listens for SIGTERM.
         for number in [signal.SIGINT] if self._several else [signal.SIGINT, signal.SIGTERM]:
             self.callback(signal.signal, number, signal.signal(number, self._note))
@@ -208,14 +224,17 @@ class StopSignals(contextlib.ExitStack):
         if self._several:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def received(self, step: int) -> bool:
-        """Whether to stop after `step` steps; the same answer on every process."""
+    def received(self) -> bool:
+        """Whether to stop now: the same answer on every process, if all ask equally often.
+
+        Call it between the batches of every loop. Once it is true, it stays true.
+        """
         if not self._several:
             return bool(self.reason)
-        if multihost_utils.reached_preemption_sync_point(step):
-            self.reason = self.reason or "SIGTERM"
-            return True
-        return False
+        self._calls += 1  # JAX agrees on a number that each process counts up to
+        if not self._stops and multihost_utils.reached_preemption_sync_point(self._calls):
+            self.reason, self._stops = self.reason or "SIGTERM", True
+        return self._stops
 
 
 @contextlib.contextmanager

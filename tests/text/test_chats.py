@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from pipeline.corpus.preparation import prepare
+from pipeline.corpus.preparing.preparation import prepare
 from pipeline.text import templates
 from pipeline.text.sources import JsonLines, Records, source
 from pipeline.text.templates import Chat, Preference
