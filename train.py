@@ -54,6 +54,9 @@ PROFILE = flags.DEFINE_string("profile_steps", "", "FIRST:LAST, the steps to tra
 flags.adopt_module_key_flags(launch)  # such as --workdir, for --help
 
 
+OFFSETS = "inputs_segment_offsets", "targets_segment_offsets"  # fields on request
+
+
 # ---- The model and its optimizer.
 
 
@@ -74,12 +77,14 @@ def make_model(config: ConfigDict, corpus: Any) -> Model:
     except (TypeError, ValueError) as error:  # its message names the field
         raise InvalidValue(f"config.model: {error}") from error
     arguments = ["inputs", "inputs_segment_ids", "inputs_positions"]  # fields of a batch, in order
+    optional = {"visible_until": "visible_until", OFFSETS[0]: "segment_offsets"}
     if sees:
         network: Any = functools.partial(VisionDecoder, patch_size=corpus.features["patches"].size)
         arguments += ["patches", "patch_image", "patch_yx", "patch"]
     elif len(corpus.sides) == 2:  # pairs
         network = EncoderDecoder
         arguments += ["decoder_inputs", "targets_segment_ids", "targets_positions"]
+        optional = {field: field for field in OFFSETS}
     else:
         network = Encoder if config.task.kind == "masked" else Decoder
     graphdef, _ = nnx.split(nnx.eval_shape(lambda: network(sizes, rngs=nnx.Rngs(0))))
@@ -89,10 +94,10 @@ def make_model(config: ConfigDict, corpus: Any) -> Model:
 
     def loss(params, batch):
         given = [batch[name] for name in arguments]
-        if "visible_until" in batch:  # groups: several continuations of one prefix
-            given.append(batch["visible_until"])
+        # Groups: several continuations of one prefix. Offsets: for attention that takes them.
+        more = {name: batch[field] for field, name in optional.items() if field in batch}
         model = nnx.merge(graphdef, params)
-        hidden, logits = model.hidden(*given), model.embedding.logits
+        hidden, logits = model.hidden(*given, **more), model.embedding.logits
         return chunked_cross_entropy(hidden, logits, batch["targets"], batch["loss_weights"])
 
     def flops(planned):
@@ -180,6 +185,9 @@ def train(config: ConfigDict, workdir: epath.Path, *, profile: str = "") -> int:
         train_corpus, eval_corpus = run.prepare_corpora()
         model = make_model(config, train_corpus)
         plan = run.make_plan(train_corpus)
+        if config.model.attention == "cudnn_packed":
+            sides = [name for name in OFFSETS if name.split("_")[0] in train_corpus.side_names]
+            run.layout["features"] = [*train_corpus.features, *sides]
         train_batches = pipeline.Batches(train_corpus, plan, **run.layout)
         eval_batches = evaluation_batches(eval_corpus, plan.options, **run.layout)
         run.require_agreement(train_batches, eval_batches)  # or hosts would wait for each other

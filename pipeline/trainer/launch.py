@@ -49,7 +49,8 @@ def run(main: Callable[[Any, epath.Path], int], default: str) -> None:
         with hosts.exit_together(_name()):
             hosts.connect(COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value, WAIT.value)
             if jax.process_index() == 0:
-                logging.getLogger("pipeline").setLevel(logging.INFO)
+                for name in ("pipeline", "models"):  # models say which attention they use
+                    logging.getLogger(name).setLevel(logging.INFO)
             sys.exit(main(flags.FLAGS.config, as_path(flags.FLAGS.workdir)))
 
     app.run(start, flags_parser=lambda arguments: parse_flags(arguments, default))
