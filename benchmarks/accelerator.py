@@ -39,9 +39,9 @@ from models.loss import chunked_cross_entropy
 from models.nvidia import SKIPPING, find_flaw
 from models.parameters import decay_mask
 from pipeline import Bucket, Plan
-from pipeline.history.run_stats import peak_of
 from pipeline.loading.collate import find_offsets
 from pipeline.planning.planned import PlannedBatch
+from trainer.stats import peak_of
 
 STEPS = 8  # of training, of which the first two do not count
 WRONG = {"float32": 1e-4, "bfloat16": 0.03}  # errors over the largest number

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
-from pipeline.corpus.manifest import Manifest, damage
-from pipeline.corpus.parts import write_part
+from pipeline.corpus.stored.directory import damage
+from pipeline.corpus.stored.manifest import Manifest
+from pipeline.corpus.stored.parts import write_part
 from pipeline.errors import InvalidValue, suggest_option
 from pipeline.fs.atomic import directory_lock
 from pipeline.text.features import Feature, check_features, zip_columns

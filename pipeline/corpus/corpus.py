@@ -12,24 +12,18 @@ import numpy as np
 from etils import epath
 
 from pipeline.corpus.added import Added, add_features, find_added
-from pipeline.corpus.cache import PartCache, default_directory
 from pipeline.corpus.groups import Groups, divide_groups
-from pipeline.corpus.interface import SingleCorpus
-from pipeline.corpus.log import read_counts
-from pipeline.corpus.manifest import (
-    LENGTHS,
-    MANIFEST,
-    Manifest,
-    damage,
-    open_part,
-    read_lengths,
-    require_same_origin,
-)
-from pipeline.corpus.reader import LocalParts, PartStore, Reader
-from pipeline.corpus.sides import Sides, read_sides, record_sides
+from pipeline.corpus.interface import SingleCorpus, computed
+from pipeline.corpus.sides import Sides, read_sides, record_sides, require_names
+from pipeline.corpus.stored.cache import PartCache, default_directory
+from pipeline.corpus.stored.directory import LENGTHS, MANIFEST, damage
+from pipeline.corpus.stored.log import read_counts
+from pipeline.corpus.stored.manifest import Manifest, open_part, read_lengths, require_same_origin
+from pipeline.corpus.stored.memory import PartStore
+from pipeline.corpus.stored.reader import LocalParts, Reader
+from pipeline.corpus.stored.writer import ARRAYS, Writer
 from pipeline.corpus.tasks import A_TASK, CAUSAL, GROUPS, TASKS, Task
 from pipeline.corpus.tasks import ARRAYS as OF_ARRAYS
-from pipeline.corpus.writer import ARRAYS, Writer
 from pipeline.errors import Exists, InvalidValue, Missing, require_type, require_whole
 from pipeline.fs.atomic import as_path, is_local, write_once
 from pipeline.planning.lengths import NO_EXAMPLES, digest
@@ -76,6 +70,8 @@ class Corpus(SingleCorpus):
             alone: not on paths, times, or worker processes.
         lengths_digest: the digest of its lengths, by `pipeline.planning.lengths.digest`.
     """
+
+    kind, of_machine = "stored", ("cache", "cache_bytes")
 
     def __init__(
         self,
@@ -172,8 +168,8 @@ class Corpus(SingleCorpus):
         corpus = cls(directory, **options)
         return Groups(corpus) if corpus.task == GROUPS else corpus  # type: ignore[return-value]
 
-    @functools.cached_property
-    def tokenizer(self) -> Tokenizer | None:  # pyright: ignore
+    @computed
+    def tokenizer(self) -> Tokenizer | None:
         """The tokenizer that made the tokens, for decoding; None if there is none."""
         if self._manifest.tokenizer is None:
             return None
@@ -244,6 +240,7 @@ class Corpus(SingleCorpus):
         require_type("loss", loss, str | None, "the name of a side, or None")
         sides, directory = task.divide(columns, features), as_path(directory)
         vocab_size = None if vocab_size is None else require_whole("vocab_size", vocab_size, 1)
+        require_names(sides)
         parts = divide_arrays(columns, sides, vocab_size, task.lookahead)
         single = [*sides] == [task.side] and loss is None
         with contextlib.ExitStack() as stack:
@@ -318,7 +315,9 @@ class Corpus(SingleCorpus):
                 raise
             return make()
 
-    def _find_silent(self) -> np.ndarray:
+    @computed
+    def silent(self) -> np.ndarray:
+        """The examples without loss, from a file beside the parts."""
         if not self._manifest.parts.numbers("silent").any():
             return NO_EXAMPLES
         return np.frombuffer(self.cached_file(SILENT, self._read_silent), np.int64)
@@ -358,8 +357,9 @@ class Corpus(SingleCorpus):
             if path.name not in files:
                 raise damage(path, f"it is not one of the parts in {MANIFEST}")
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return functools.partial(Corpus, os.fspath(self.directory), **self._options), ()
+    def arguments(self) -> dict[str, Any]:
+        """See `AnyCorpus`."""
+        return {"directory": os.fspath(self.directory), **self._options}
 
     def __repr__(self) -> str:
         return f"Corpus.open({os.fspath(self.directory)!r})"

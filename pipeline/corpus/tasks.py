@@ -177,7 +177,8 @@ def divide_features(
                 f"{', '.join(sides)}"
             )
         for side in sides:
-            if name in (f"{side}_segment_ids", f"{side}_positions", f"{side}{OFFSETS}"):
+            endings = ("_segment_ids", "_positions", "_columns", OFFSETS)
+            if name in {f"{side}{ending}" for ending in endings}:
                 raise InvalidValue(
                     f"a feature is named {name!r}, as a field of the side {side!r}; give it "
                     "another name"

@@ -5,6 +5,7 @@ import inspect
 import operator
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypedDict, TypeVar, overload
 
 import grain
@@ -80,9 +81,13 @@ class Batch(TypedDict, Generic[Array]):
         visible_until: for groups, the first later column that no longer sees this one.
         inputs_branch_ids: for groups, the continuation of each position, counted from 1 over all
             groups of a row; 0 in prefixes.
-        inputs_segment_offsets: if `features=` names it, `[rows, segments + 1]`, the column where
-            each segment begins, and from the last one on the column where that ends. Every side has
-            such a field, as `targets_segment_offsets`; attention kernels take it.
+        inputs_columns: with another `context_order` than "contiguous", where rows are divided: for
+            each column, the column of the planned row that it holds, the same in all rows. Other
+            sides have theirs, such as `targets_columns`.
+        inputs_segment_offsets: if `features=` names it, `[rows, segments + 1]`, the column of the
+            planned row where each segment begins, and from the last one on the column where that
+            ends. Every side has such a field, as `targets_segment_offsets`; attention kernels take
+            it.
         example_id: if `features=` names it, `[rows, segments]`, the number of the example of each
             segment in the corpus, of a view of a split in the corpus that was split; -1 without a
             segment.
@@ -105,6 +110,8 @@ class Batch(TypedDict, Generic[Array]):
     targets_positions: Array
     visible_until: Array
     inputs_branch_ids: Array
+    inputs_columns: Array
+    targets_columns: Array
     inputs_segment_offsets: Array
     targets_segment_offsets: Array
     example_id: Array
@@ -137,7 +144,8 @@ class Batches(StepDataset):
             `PlannedBatch`, of the rows of all hosts.
         context_order: the order of the columns of a row whose length `sharding` divides:
             "contiguous" (default), or "zigzag" or "striped", with which the parts of a row cost
-            about the same in causal attention. All fields of positions have the same order.
+            about the same in causal attention. All fields of positions have the same order, and
+            `inputs_columns` tells it.
         features: as for `pipeline.load`; no others are read.
 
     Attributes:
@@ -242,6 +250,10 @@ class Batches(StepDataset):
             )
             for bucket in plan.buckets
         }
+        firsts = {
+            Fraction(int(block.rows[0]), bucket.rows) for bucket, (block, *_) in self.blocks.items()
+        }
+        self.share = int(firsts.pop() * (1 << 32)) if len(firsts) == 1 else None
 
     def __repr__(self) -> str:
         buckets = ", ".join(map(str, self.plan.buckets))

@@ -13,12 +13,9 @@ from pipeline.planning.bucket import PAIR, Bucket, Fitted
 from pipeline.planning.lengths import (
     AnyLengths,
     Exclude,
-    Lengths,
-    as_corpora,
-    exclude_from,
-    select,
     weigh,
 )
+from pipeline.planning.members import Members
 from pipeline.planning.options import (
     By,
     BySide,
@@ -127,12 +124,14 @@ def fit_buckets(
     """
     require_one_of("packing", packing, PACKINGS)
     max_buckets = require_whole("max_buckets", max_buckets, 1)
+    members = Members.of_one(lengths) if weights is None else Members.of_several(lengths)
     fit = Fit(
-        lengths,
+        members.without(members.select(exclude)),
         tokens_per_batch=tokens_per_batch,
         max_length=max_length,
         row_multiple=row_multiple,
-        members=(exclude, weights, by),
+        weights=weights,
+        by=by,
         packing=packing,
         overflow=overflow,
         max_segments=max_segments,
@@ -170,23 +169,22 @@ def fit_buckets(
 class Fit:
     """Lengths, and the checked arguments of `fit_buckets` that limit the buckets for them.
 
-    `members` are its `exclude`, `weights` and `by`; `options` are those of `Plan` that it has, too;
-    `costs` is what a position of each side costs.
+    `members` are those of its lengths; `options` are those of `Plan` that it has, too; `costs` is
+    what a position of each side costs.
     """
 
     def __init__(
         self,
-        lengths: AnyLengths,
+        members: Members,
         *,
         tokens_per_batch: int,
         max_length: MaxLength,
         row_multiple: int,
-        members: tuple[Exclude, Weights | None, By],
+        weights: Weights | None,
+        by: By,
         **options: Unpack[PackingOptions],
     ):
-        exclude, weights, by = members
-        corpora = _exclude(lengths, exclude, several=weights is not None)
-        first, *_ = corpora.values()
+        first, *_ = members.corpora.values()
         self._names = names = first.names or PAIR[: first.num_sides]
         if len(names) != first.num_sides:
             raise InvalidValue(
@@ -202,14 +200,14 @@ class Fit:
         self._row_multiple = require_whole("row_multiple", row_multiple, 1)
         array = first.included
         if weights is not None:
-            array = typical_lengths(corpora, weights, by, self.costs)
+            array = typical_lengths(members, weights, by, self.costs)
         if not array.any():
             raise InvalidValue(
                 "none of the lengths is above 0, or no example has loss, so there is nothing to "
                 "fit buckets to"
             )
         self._array, self._options = array, options
-        self._longest = np.maximum(array.reshape(len(array), -1).max(axis=0), 1).astype(np.int64)
+        self._longest = np.maximum(array.max(axis=0), 1).astype(np.int64)
         self._limits: np.ndarray | None = None
         if max_length is not None:
             self._limits = np.array(whole_by_side("max_length", max_length, names))
@@ -282,26 +280,18 @@ class Fit:
         return Bucket(rows, lengths, self._names)
 
 
-def _exclude(given: Any, exclude: Exclude, *, several: bool) -> dict[str, Lengths]:
-    """The lengths of each corpus by name, "" for the only one, without the examples left out."""
-    corpora = as_corpora(given) if several else {"": given}
-    members = {name: Lengths.of(each) for name, each in corpora.items()}
-    excluded = select(exclude, given, sum(map(len, members.values())))
-    return exclude_from(members, excluded)
-
-
 def typical_lengths(
-    given: Any, weights: Weights, by: By, costs: Sequence[float] = (1,)
+    members: Members, weights: Weights, by: By, costs: Sequence[float] = (1,)
 ) -> np.ndarray:
     """About a million lengths, in the same proportions as in batches of several corpora.
 
     Each corpus has its share over all phases: examples spread evenly over it, and its longest.
     """
-    corpora = {name: Lengths.of(each) for name, each in as_corpora(given).items()}
+    corpora = members.corpora
     phases, counts = as_phases(weights, tuple(corpora)), {}
     for name, each in corpora.items():  # relative numbers of examples
         examples = len(each.included)
-        positions = each.included.reshape(-1, len(costs)).sum(axis=0, dtype=np.int64)
+        positions = each.included.sum(axis=0, dtype=np.int64)
         size = each.count_by(by, positions.tolist(), costs, examples)
         shares = sum(phase.get(name, Fraction(0)) for _, phase in phases)
         counts[name] = float(shares) * examples / max(size, 1)

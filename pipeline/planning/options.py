@@ -1,7 +1,6 @@
 """Options of a plan, checked once; and weights, the share of each corpus."""
 
 import dataclasses
-import functools
 import inspect
 import itertools
 import numbers
@@ -127,8 +126,12 @@ def as_costs(cost: Any, names: Sequence[str]) -> tuple[float, ...]:
     return tuple(int(c) if c == int(c) else float(c) for c in costs)
 
 
-def _unify(values: tuple[Any, ...]) -> Any:
-    """One value, if all are the same."""
+def unify(values: Sequence[Any]) -> Any:
+    """How a value for each side is written: as one, if all are the same.
+
+    >>> unify((4, 4)), unify((4, 1))
+    (4, (4, 1))
+    """
     return values[0] if len({*values}) == 1 else values
 
 
@@ -143,10 +146,12 @@ class Options:
     overflow: Overflow | None = None
     window: int = WINDOW
     max_segments: int | None = None
-    align: Any = 1  # one number for all sides, or a tuple of one for each
-    cost: Any = 1  # likewise
-    attention: Attention | None = None  # None, here and below: as the buckets were fitted for
-    width: int | None = None
+    # Once checked, a tuple with a number for each side.
+    align: Any = 1
+    cost: Any = 1
+    # Until checked, None stands for what the buckets were fitted for.
+    attention: Any = None
+    width: Any = None
     tiers: int = 1
     by: By = "tokens"
 
@@ -165,18 +170,14 @@ class Options:
         put("width", require_whole("width", self.width, 1))
         require_one_of("attention", self.attention, ATTENTIONS)
         names = self.buckets[-1].names
-        aligns = whole_by_side("align", self.align, names, 1)
-        put("align", _unify(aligns))
-        put("cost", _unify(as_costs(self.cost, names)))
-        if any(
-            length % align
-            for bucket in self.buckets
-            for length, align in zip(bucket.lengths, aligns, strict=True)
-        ):
+        put("align", whole_by_side("align", self.align, names, 1))
+        put("cost", as_costs(self.cost, names))
+        if np.any(np.array([bucket.lengths for bucket in self.buckets]) % self.align):
+            align = unify(self.align)
             raise InvalidValue(
                 f"bucket lengths are {[bucket.length for bucket in self.buckets]}; with "
-                f"align={self.align} each must be a multiple of {self.align}, as fit_buckets(…, "
-                f"align={self.align}) chooses them"
+                f"align={align} each must be a multiple of {align}, as fit_buckets(…, "
+                f"align={align}) chooses them"
             )
         if self.max_segments is not None:
             put("max_segments", require_whole("max_segments", self.max_segments, 1))
@@ -194,7 +195,7 @@ class Options:
             )
         require_one_of("overflow", self.overflow, allowed)
         if self.packing == "fill":
-            check_fill(vectors=self.vectors, align=max(aligns))
+            check_fill(vectors=self.vectors, align=max(self.align))
         require_one_of("by", self.by, BY)
 
     @property
@@ -207,16 +208,6 @@ class Options:
         """The names of the sides."""
         return self.buckets[-1].names
 
-    @functools.cached_property
-    def costs(self) -> tuple[float, ...]:
-        """What a position of each side costs."""
-        return as_costs(self.cost, self.names)
-
-    @property
-    def aligns(self) -> tuple[int, ...]:
-        """Segments begin at multiples of these columns, one for each side."""
-        return by_side("align", self.align, self.names)
-
     @property
     def most_in_row(self) -> int | None:
         """The most segments in a row; None if there is no limit."""
@@ -224,11 +215,9 @@ class Options:
 
     def price(self, bucket: Bucket) -> float:
         """The cost of a row of a bucket; `fit_buckets` explains the formula."""
-        lengths = np.multiply(bucket.lengths, self.costs).tolist()
+        lengths = np.multiply(bucket.lengths, self.cost).tolist()
         if self.packing == "none":
             return sum(lengths)
-        assert self.attention is not None
-        assert self.width is not None
         return row_cost(*lengths, attention=self.attention, width=self.width)
 
     def packer(
@@ -243,12 +232,12 @@ class Options:
         `buckets` are by default those of the options, of which `used` may have rows; `options` are
         those of the packer.
         """
-        aligns, every = np.array(self.aligns), self.buckets if buckets is None else buckets
+        every = self.buckets if buckets is None else buckets
         rules = Rules(
-            np.array([bucket.lengths for bucket in every]) // aligns,
+            np.array([bucket.lengths for bucket in every]) // self.align,
             tuple(bucket.rows for bucket in every),
             tuple(map(self.price, every)),
-            tuple(np.multiply(self.costs, aligns).tolist()) if self.vectors else (1,),
+            tuple(np.multiply(self.cost, self.align).tolist()),
             self.most_in_row,
             used,
         )
@@ -263,7 +252,7 @@ class Options:
         """The pieces of examples of these lengths; `room` and `overflow` replace the options'."""
         room = self.buckets[-1].lengths if room is None else room
         rule = self.overflow if overflow is None else overflow
-        return Pieces(lengths, room, rule, align=self.align, costs=self.costs)
+        return Pieces(lengths, room, rule, align=self.align, costs=self.cost)
 
     def change(self, **changes: Unpack[Changes]) -> "Options":
         """The options with some values replaced."""
@@ -274,7 +263,8 @@ class Options:
                     f"a plan has no option that can change {suggest_option(name, names)}"
                 )
         # Of the wider types that `__post_init__` converts; new buckets may bring another model.
-        values: dict[str, Any] = {**getattr(changes.get("buckets"), "model", {}), **changes}
+        model = getattr(changes.get("buckets"), "model", {})
+        values: Any = {"align": unify(self.align), "cost": unify(self.cost), **model, **changes}
         return dataclasses.replace(self, **values)
 
     def as_json(self, names: Iterable[str] | None = None) -> dict[str, Any]:
@@ -283,6 +273,7 @@ class Options:
         values = {name: getattr(self, name) for name in (every if names is None else names)}
         if "buckets" in values:
             values["buckets"] = [bucket.as_json for bucket in self.buckets]
+        values |= {n: unify(values[n]) for n in ("align", "cost") if n in values}
         return {n: list(each) if isinstance(each, tuple) else each for n, each in values.items()}
 
 

@@ -81,7 +81,8 @@ class BestFit:
         self._rules, self._sizes = rules, sizes
         self._one = sizes.shape[1] == 1
         self._exactly = exactly and self._one and rules.max_segments is None
-        self._fills, self._rooms = (weigh(each, rules.weights) for each in (sizes, rules.rooms))
+        weights = (1,) if self._one else rules.weights  # by length, the fill is in units
+        self._fills, self._rooms = (weigh(each, weights) for each in (sizes, rules.rooms))
         self._used = range(len(rules.rooms)) if rules.used is None else rules.used
         self._holds = np.stack([(sizes <= room).all(axis=1) for room in rules.rooms])
 

@@ -51,13 +51,13 @@ class Packed:
             count_rows(each) * price for each, price in zip(self.patterns, prices, strict=True)
         )
 
-    def most_in_row(self, index: int, continuations: np.ndarray | None) -> tuple[int, int]:
+    def most_in_row(self, index: int, continuations: np.ndarray) -> tuple[int, int]:
         """The most segments (at least 1) and continuations in a row of bucket number `index`.
 
-        `continuations` are those of a piece of each size; None: 0.
+        `continuations` are those of a piece of each size.
         """
         patterns, most = self.patterns[index], 0
-        if continuations is not None:
+        if continuations.any():
             each = [[int(continuations[size]) * n for size, n in p.pieces] for p in patterns]
             most = max(map(sum, each), default=0)
         return max([pattern.segments for pattern in patterns], default=1), most

@@ -3,8 +3,8 @@
 import functools
 import itertools
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping
-from typing import Any, Unpack
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Self, Unpack
 
 import numpy as np
 
@@ -130,15 +130,16 @@ class Plan:
         checked = Options(buckets=shapes, **options)
         self._set(changes_lib.begin(lengths, checked, weights, exclude))
 
-    def _set(self, stages: Iterable[Stage], first: int = 0) -> None:
-        self.stages, self.first = tuple(stages), first
+    def _set(self, history: Sequence[changes_lib.Change], first: int = 0) -> None:
+        self._history, self.first = history, first
+        self.stages = tuple(stage for stage, _ in history)
         self._starts = [stage.start for stage in self.stages]
 
     @classmethod
-    def from_stages(cls, stages: Iterable[Stage], first: int) -> "Plan":
-        """The plan of some stages, with the steps from `first` on."""
+    def _of(cls, history: Sequence[changes_lib.Change], first: int) -> Self:
+        """The plan with some history, and the steps from `first` on."""
         plan = cls.__new__(cls)
-        plan._set(stages, first)
+        plan._set(history, first)
         return plan
 
     def batch(self, step: int) -> PlannedBatch:
@@ -195,7 +196,7 @@ class Plan:
         step = require_whole("step", step, 0)
         check_first(step, self.first)
         given: Any = {"lengths": lengths, "exclude": exclude, "weights": weights, **changes}
-        return self.from_stages(changes_lib.after(self.stages, step, **given), self.first)
+        return self._of(changes_lib.after(self._history, step, **given), self.first)
 
     @classmethod
     def replay(cls, lengths: Any, changes: Iterable[tuple[int, Mapping[str, Any]]]) -> "Plan":
@@ -225,7 +226,7 @@ class Plan:
 
     def onward(self, step: int) -> "Plan":
         """The same plan with only the steps from `step` on, and their buckets."""
-        return self.from_stages(self.stages, max(require_index(step), self.first))
+        return self._of(self._history, max(require_index(step), self.first))
 
     # ---- stages
 
@@ -241,7 +242,7 @@ class Plan:
     def streams_of(self, corpus: int, step: int | None = None) -> list[Stream]:
         """The streams of a corpus, by its number, of the stages that begin before a step."""
         stages = [each for each in self.stages if step is None or each.start < max(step, 1)]
-        every = [each.streams[corpus] for each in stages if corpus < len(each.members)]
+        every = [each.streams[corpus] for each in stages if corpus < len(each.streams)]
         return list(dict.fromkeys(every))  # some stages share one
 
     # ---- the data state and the history of a run
@@ -249,7 +250,7 @@ class Plan:
     @property
     def changes(self) -> list[tuple[int, dict[str, Any]]]:
         """The first step and the new options of each stage: JSON, for `Plan.replay`."""
-        return changes_lib.as_json(self.stages)
+        return changes_lib.as_json(self._history)
 
     @property
     def entries(self) -> tuple[Mapping[str, Any], ...]:
@@ -259,7 +260,7 @@ class Plan:
     @property
     def counts(self) -> tuple[int, ...]:
         """The number of examples in each stage, including those left out."""
-        return tuple(stage.num_examples for stage in self.stages)
+        return tuple(stage.members.count for stage in self.stages)
 
     @functools.cached_property
     def identity(self) -> Any:
@@ -280,7 +281,7 @@ class Plan:
         """
         stage = self.stage_at(step)
         begin = stage.assembly.block(step).start
-        rows = stage.schedule.taken(begin).rows.T
+        rows = stage.schedule.before(begin).rows.T
         return {
             stream.name: stream.files_ahead(before)
             for stream, before in zip(stage.streams, rows, strict=True)
@@ -356,7 +357,7 @@ class Plan:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the corpora of the last stage, in order; `("",)` for one corpus."""
-        return tuple(self.stages[-1].members)
+        return tuple(self.stages[-1].members.corpora)
 
     @property
     def num_examples(self) -> int:
@@ -404,8 +405,8 @@ class Plan:
     def _most_in_row(self, name: str) -> dict[Bucket, int]:
         most = {bucket: 1 for stage in self.stages for bucket in stage.options.buckets}
         for stage in self.stages:
-            for leg in (leg for stream in stage.streams for leg in stream.legs):
-                numbers = getattr(leg.planned.layout, name)
+            for rows in (rows for stream in stage.streams for rows in stream.passes):
+                numbers = getattr(rows.windows, name)
                 for bucket, number in zip(stage.options.buckets, numbers, strict=True):
                     most[bucket] = max(most[bucket], number)
         return most
@@ -437,7 +438,7 @@ class Plan:
         return f"Plan(buckets={self.buckets}, fingerprint={self.fingerprint!r})"
 
     def __str__(self) -> str:
-        return describe(self.stages, self.count(*self.epoch_steps))
+        return describe(self._history, self.count(*self.epoch_steps))
 
 
 def check_first(step: int, first: int) -> None:

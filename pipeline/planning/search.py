@@ -87,7 +87,7 @@ class Search:
         self._stock, self._shape = stock, shape
         self._multiple, self._most, self._worth = multiple, most, worth
         self._limit: Any = np.inf if limit is None else limit
-        self._costs = stock.options.costs
+        self._costs = stock.options.cost
         self._paid = np.array(self._costs) > 0  # the sides that cost something
         self._sizes, self._counts = stock.examples
         longest = round_up(np.maximum(stock.longest, 1), multiple)

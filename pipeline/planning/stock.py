@@ -53,7 +53,7 @@ class Stock:
         if not counts.any():
             return None
         if not options.vectors:
-            longest = np.flatnonzero(counts)[-1:] * options.align
+            longest = np.flatnonzero(counts)[-1:] * options.align[0]
             if np.count_nonzero(counts) > SIZES:
                 counts = _merge(counts)
                 sizes = sizes[: len(counts)]
@@ -63,7 +63,7 @@ class Stock:
     def positions(self) -> float:
         """The cost of the positions of all examples, with those that `align` adds."""
         sizes, counts = self.examples
-        return float(weigh(counts @ sizes, self.options.costs)) * self.scale
+        return float(weigh(counts @ sizes, self.options.cost)) * self.scale
 
     @functools.cached_property
     def examples(self) -> tuple[np.ndarray, np.ndarray]:

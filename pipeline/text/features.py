@@ -35,7 +35,8 @@ OFFSETS = "_segment_offsets"
 FIELDS = (
     *("inputs", "targets", "decoder_inputs", "loss_weights", EXAMPLE_ID),
     *("inputs_segment_ids", "inputs_positions", "targets_segment_ids", "targets_positions"),
-    *("visible_until", "inputs_branch_ids", f"inputs{OFFSETS}", f"targets{OFFSETS}"),
+    *("visible_until", "inputs_branch_ids", "inputs_columns", "targets_columns"),
+    *(f"inputs{OFFSETS}", f"targets{OFFSETS}"),
 )
 RESERVED = (TOKENS, WEIGHTS, *FIELDS)
 

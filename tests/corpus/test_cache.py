@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pipeline import Batches, Bucket, Corpora, Corpus, Feature, Plan
-from pipeline.corpus import cache as cache_module
+from pipeline.corpus.stored import cache as cache_module
 from pipeline.fs import objects
 from tests.corpus.files import flip, read_all, wait_for
 from tests.loading.definition import require_same

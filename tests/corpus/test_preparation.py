@@ -14,8 +14,9 @@ import pyarrow as pa
 import pytest
 
 from pipeline import Corpus, Writer, prepare
-from pipeline.corpus import INPUTS, Job, engines, preparation, prepare_job, prepare_share, work
-from pipeline.corpus.manifest import Manifest
+from pipeline.corpus import INPUTS, Job, engines, prepare_job, prepare_share
+from pipeline.corpus.preparing import preparation, processes, work
+from pipeline.corpus.stored.manifest import Manifest
 from pipeline.fs.atomic import as_path, directory_lock
 from pipeline.text import ragged
 from pipeline.text.sources import Records, TextFiles
@@ -34,7 +35,7 @@ SMALL = {"TOKENS_PER_PART": 500, "LEAST": 1000, "BLOCK": 200}
 PROGRAM = """
     import os, sys, time
     from pipeline.text import ragged
-    from pipeline.corpus import preparation
+    from pipeline.corpus.preparing import preparation
     from pipeline.text.sources import TextFiles, source as sizes
     from pipeline.text.tokenizers import Bytes
 
@@ -94,7 +95,7 @@ def gone(pid):
 
 
 def test_the_corpus_is_the_same_for_any_number_of_workers(source, tmp_path, monkeypatch):
-    monkeypatch.setattr(engines, "_cpus", lambda: 3)
+    monkeypatch.setattr(processes, "_cpus", lambda: 3)
     for workers in (0, None):
         prepare(source, Bytes(), tmp_path / f"{workers}", num_workers=workers, progress=False)
         assert contents(tmp_path / f"{workers}") == contents(tmp_path / "0")
@@ -291,7 +292,7 @@ def test_memory_is_that_of_few_records_however_large(
 
 
 NOTEBOOK = """
-from pipeline.corpus.preparation import prepare
+from pipeline.corpus.preparing.preparation import prepare
 from pipeline.text.sources import Records, source as sizes
 from pipeline.text.tokenizers import Bytes
 
@@ -326,6 +327,6 @@ def test_a_share_that_begins_while_others_end_leaves_their_manifest(tmp_path, mo
         return found
 
     monkeypatch.setattr(Manifest, "find", late)
-    monkeypatch.setattr("pipeline.corpus.writer.is_finished", lambda directory: False)
+    monkeypatch.setattr("pipeline.corpus.stored.log.is_finished", lambda directory: False)
     work.Work(job, as_path(tmp_path / "corpus")).declare()
     assert len(Corpus.open(tmp_path / "corpus")) == 2

@@ -17,10 +17,10 @@ import numpy as np
 from pipeline import Batches, Bucket, Corpora, Corpus, Plan, Writer
 from pipeline.corpus.engines import Processes
 from pipeline.corpus.groups import add_parents
-from pipeline.corpus.manifest import Manifest
-from pipeline.corpus.preparation import prepare_job, prepare_share
+from pipeline.corpus.preparing.job import Job
+from pipeline.corpus.preparing.preparation import prepare_job, prepare_share
+from pipeline.corpus.stored.manifest import Manifest
 from pipeline.corpus.tasks import ABOVE, CAUSAL, GROUPS
-from pipeline.corpus.tokenisation import Job
 from pipeline.errors import Exists, InvalidState, UserError
 from pipeline.fs import as_path, atomic_write, directory_lock
 from pipeline.fs.atomic import make_directory
@@ -141,7 +141,7 @@ class Stream:
 
 def positions_of(corpus: Any) -> list[np.ndarray]:
     """The positions that are learnt of each example of a corpus."""
-    (side,), number = corpus.sides, len(corpus)
+    (side,), number = corpus.sides.values(), len(corpus)
     fields = side.read(np.arange(number), np.zeros(number, int), side.lengths)
     positions = join(fields["inputs"], fields["targets"])
     return np.split(positions, np.cumsum(side.lengths))[:number]

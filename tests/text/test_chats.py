@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from pipeline.corpus.preparation import prepare
+from pipeline.corpus.preparing.preparation import prepare
 from pipeline.text import templates
 from pipeline.text.chats import WEIGHTS_OF_TURNS, read_turns
 from pipeline.text.sources import JsonLines, Records, source

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from pipeline.corpus.preparation import prepare
+from pipeline.corpus.preparing.preparation import prepare
 from pipeline.text import templates
 from pipeline.text.chats import BESIDE_TURNS
 from pipeline.text.sources import Records

@@ -5,9 +5,9 @@ import pathlib
 
 import pytest
 
+from pipeline.text.config import open_source
 from pipeline.text.sources import TextFiles, open_files
 from pipeline.text.sources.files import find
-from pipeline.trainer.corpora import open_source
 from tests.text.record_files import make
 
 ALL = {

@@ -8,7 +8,7 @@ import pickle
 import numpy as np
 import pytest
 
-from pipeline.corpus.preparation import prepare
+from pipeline.corpus.preparing.preparation import prepare
 from pipeline.text import templates
 from pipeline.text.sources import JsonLines, Records
 from pipeline.text.templates import Answer, Chat, Preference

@@ -204,6 +204,7 @@ class ParquetFiles(Tables):
     """
 
     format, prefix = "Parquet", "parquetfiles"
+    extensions = (".parquet",)
 
     def _open(self, path: epath.Path) -> _File:
         from pyarrow import parquet
@@ -242,9 +243,15 @@ class ArrowFiles(Tables):
     """
 
     format, prefix = "Arrow", "arrowfiles"
+    extensions = (".arrow", ".feather")
 
     def __init__(self, paths: files.Paths, *, columns: Sequence[str] | None = None):
         super().__init__(saved_files(paths), columns=columns)
+
+    @staticmethod
+    def recognizes(names: files.Paths) -> bool:
+        """Whether these are one folder that Hugging Face's `save_to_disk` wrote."""
+        return is_saved(names)
 
     def _open(self, path: epath.Path) -> _File:
         raw = _map(path) if is_local(path) else path.read_bytes()

@@ -14,6 +14,19 @@ from pipeline.text.tokenizers.markup import MEANT, parts_of
 PAD, BEGIN, END = 0, 1, 2
 
 
+class UnknownMark(InvalidValue):
+    """A tokenizer does not have the begin or the end mark that is asked for.
+
+    Attributes:
+        seen: what is wrong.
+        option: "begin" or "end".
+    """
+
+    def __init__(self, seen: str, option: str):
+        super().__init__(f"{seen}; name the token, as in {option}='<s>', or pass {option}=False")
+        self.seen, self.option = seen, option
+
+
 class Tokenizer(Protocol):
     """The members of a tokenizer that `prepare` needs; it is pickled once for each worker.
 
@@ -73,6 +86,10 @@ class Bytes:
     (array([  1, 107, 108,   2,   1,   2], dtype=int32), array([4, 2]))
     >>> Bytes().decode([1, 107, 108, 2])
     'hi'
+
+    Attributes:
+        begin: whether a mark is before each text.
+        end: whether a mark is after each text.
     """
 
     begin: bool = True
@@ -84,6 +101,8 @@ class Bytes:
 
     def __post_init__(self) -> None:
         for name, value in (("begin", self.begin), ("end", self.end)):
+            if isinstance(value, str):
+                raise UnknownMark(f"bytes have no token {value!r:.80}", name)
             if not isinstance(value, bool | np.bool):
                 raise InvalidValue(f"{name} is {value!r:.80}; it must be True or False")
 
