@@ -100,11 +100,15 @@ def tokamax_attention(
     sees_BL = first_BL < stop_BL
     first_BL = jnp.where(sees_BL, first_BL, 0)
     mask = base.Mask(k_start=first_BL[:, None], k_end=jnp.where(sees_BL, stop_BL, 1)[:, None])
-    names = ["mosaic_gpu", "triton"] if jax.default_backend() == "gpu" else ["xla"]
+    names, dtype = ["mosaic_gpu", "triton"], q_BLNK.dtype
+    if jax.default_backend() != "gpu":  # where XLA lacks products of float16
+        names = ["xla"]
+        q_BLNK, k_BSGK, v_BSGK = (x.astype(jnp.float32) for x in (q_BLNK, k_BSGK, v_BSGK))
     names = [name for name in names if name in api.IMPLEMENTATIONS]
     for name in names:
         try:
-            return _keep(sees_BL, api.IMPLEMENTATIONS[name](q_BLNK, k_BSGK, v_BSGK, mask=mask))
+            out_BLNK = api.IMPLEMENTATIONS[name](q_BLNK, k_BSGK, v_BSGK, mask=mask)
+            return _keep(sees_BL, out_BLNK).astype(dtype)
         except NotImplementedError:  # of these shapes, or on this device
             if name == names[-1]:
                 raise
