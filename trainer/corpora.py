@@ -166,7 +166,7 @@ def prepare_corpora(
         del every["eval"]
     parts = [Part.of(folder, fields, config) for folder, fields in every.items()]
     texts = [part.text for part in parts if part.text]
-    pairs = {hasattr(text.template, "sides") for text in texts}
+    pairs = {bool(templates.traits_of(text.template).sides) for text in texts}
     if len(pairs) > 1:
         raise InvalidValue(
             "some corpora of the config are pairs, which have two fields, and others have one; "

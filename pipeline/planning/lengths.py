@@ -325,9 +325,9 @@ def as_lengths(lengths: Any) -> np.ndarray:
     if isinstance(lengths, Lengths):
         return lengths.array
     if isinstance(lengths, Mapping):
-        sides = {name: as_lengths(each) for name, each in lengths.items()}
-        if len({each.shape for each in sides.values()}) != 1 or next(iter(sides.values())).ndim > 1:
-            shapes = ", ".join(f"{name} {each.shape}" for name, each in sides.items())
+        sides = {name: as_lengths(side) for name, side in lengths.items()}
+        if len({side.shape for side in sides.values()}) != 1 or next(iter(sides.values())).ndim > 1:
+            shapes = ", ".join(f"{name} {side.shape}" for name, side in sides.items())
             raise InvalidValue(
                 f"lengths has arrays of the shapes {shapes or 'of no side'}; the sides of examples "
                 "have one length per example, all of shape [n] (give weights= for several corpora)"
