@@ -9,7 +9,6 @@ jinja2 = pytest.importorskip("jinja2")
 pytest.importorskip("tokenizers")
 
 from pipeline.corpus.preparing.preparation import prepare  # noqa: E402
-
 from pipeline.errors import InvalidValue  # noqa: E402
 from pipeline.text.sources import Records  # noqa: E402
 from pipeline.text.templates import Chat, Jinja, sandbox  # noqa: E402
