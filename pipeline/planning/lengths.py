@@ -121,7 +121,7 @@ class Lengths:
         self.given = given
         self.files: np.ndarray | None = getattr(given, "files", None)
         named = given if isinstance(given, Mapping) else getattr(given, "side_names", ())
-        self.names: tuple[str, ...] = tuple(named)
+        self.names: tuple[str, ...] = tuple(map(str, named))
         loss = getattr(given, "loss_side", None)
         self.loss_side: int = -1 if loss is None else loss
         array = as_lengths(given)
