@@ -121,7 +121,7 @@ class Lengths:
         self.given = given
         self.files: np.ndarray | None = getattr(given, "files", None)
         named = given if isinstance(given, Mapping) else getattr(given, "side_names", ())
-        self.names: tuple[str, ...] = tuple(named)
+        self.names: tuple[str, ...] = tuple(map(str, named))
         loss = getattr(given, "loss", None)
         self.loss_side: int = self.names.index(loss) if loss in self.names else -1
         array = as_lengths(given)

@@ -91,6 +91,11 @@ def as_corpora(given: Any) -> Mapping[str, Any]:
             f"lengths is {given!r:.60}; with weights it must be several corpora by name: a dict, "
             "or Corpora({'name': corpus})"
         )
+    if not all(isinstance(name, str) for name in corpora):
+        raise InvalidValue(
+            f"lengths has corpora with the names {', '.join(map(repr, corpora))}; names must be "
+            "text, as the data state stores them"
+        )
     return corpora
 
 

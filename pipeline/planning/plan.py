@@ -86,7 +86,7 @@ class Plan:
             long, "split" and "truncate" are errors.
         window: the approximate number of pieces (examples or their parts) that are packed together;
             limits memory and the time to the first batch; default 4,194,304. A larger corpus has
-            several windows, each of blocks from all of it, or of files. Several corpora divide the
+            several windows, each of runs from all of it, or of files. Several corpora divide the
             number, but each has windows of at least 65,536 pieces, if that is less than `window`.
         max_segments: the most segments in a row. Default None: no limit.
         align: every segment begins at a column that is a multiple of this, for kernels that work on
