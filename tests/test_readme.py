@@ -18,11 +18,11 @@ import pytest
 import pipeline
 from pipeline.cli.commands import main
 from pipeline.steps import CompileLog
-from pipeline.trainer.run_config import MAY_CHANGE
 from tests.fs import object_servers
 from tests.pages import BLOCK, BLOCKS, PAGES, README, SNIPPETS
 from tests.processes import ROOT
 from tests.runs.program_flags import parse
+from trainer.config import MAY_CHANGE
 
 COMMANDS = [
     pytest.param(shlex.split(command, comments=True), id=f"{block}-{number}")

@@ -193,10 +193,11 @@ class Batches(StepDataset):
                 f"the plan has the sides {', '.join(planned)}, and the corpus has "
                 f"{', '.join(corpus.side_names)}; make the plan from this corpus"
             )
-        if len({*plan.counts}) > 1 and not isinstance(corpus, Corpora):
+        if len({*plan.examples_per_stage}) > 1 and not isinstance(corpus, Corpora):
             raise InvalidValue(
-                f"the plan begins with {plan.counts[0]:,} examples, and others join later; give "
-                "Corpora({'first': corpus, 'new': …}), so that a state can tell them apart"
+                f"the plan begins with {plan.examples_per_stage[0]:,} examples, and others join "
+                "later; give Corpora({'first': corpus, 'new': …}), so that a state can tell them "
+                "apart"
             )
         require_one_of("positions", positions, POSITIONS)
         require_one_of("context_order", context_order, CONTEXT_ORDERS)

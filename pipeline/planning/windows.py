@@ -70,7 +70,7 @@ class Windows:
         if file_of_block is not None and len(self) > 1:
             self.files = [np.unique(file_of_block[of_window]) for of_window in self._blocks]
         sizes = np.diff(self._edges)
-        self.most_pieces = max(int(sizes[each].sum()) for each in self._blocks)
+        self.most_pieces = max(int(sizes[blocks].sum()) for blocks in self._blocks)
         self.counts = np.zeros(len(pieces.table), np.int64)
         self.rows = np.zeros((len(buckets), len(self)), np.int64)
         self.real = np.zeros((*self.rows.shape, pieces.table.shape[1]))

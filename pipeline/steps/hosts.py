@@ -204,7 +204,7 @@ def _give_up(wait: int) -> None:
 
 
 class StopSignals(contextlib.ExitStack):
-    """SIGINT and SIGTERM as requests to stop after a step, the same step on all processes.
+    """SIGINT and SIGTERM as requests to stop, at the same call of `received` on all processes.
 
     A second SIGINT ends the process at once; so does a second SIGTERM in a run of one process.
     `reason` is the name of the signal, empty before it comes.
@@ -213,6 +213,7 @@ class StopSignals(contextlib.ExitStack):
     def __init__(self) -> None:
         super().__init__()
         self.reason, self._several = "", jax.process_count() > 1
+        self._calls, self._stops = 0, False
         # With several processes, JAX itself listens for SIGTERM.
         for number in [signal.SIGINT] if self._several else [signal.SIGINT, signal.SIGTERM]:
             self.callback(signal.signal, number, signal.signal(number, self._note))
@@ -223,14 +224,17 @@ class StopSignals(contextlib.ExitStack):
         if self._several:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def received(self, step: int) -> bool:
-        """Whether to stop after `step` steps; the same answer on every process."""
+    def received(self) -> bool:
+        """Whether to stop now: the same answer on every process, if all ask equally often.
+
+        Call it between the batches of every loop. Once it is true, it stays true.
+        """
         if not self._several:
             return bool(self.reason)
-        if multihost_utils.reached_preemption_sync_point(step):
-            self.reason = self.reason or "SIGTERM"
-            return True
-        return False
+        self._calls += 1  # JAX agrees on a number that each process counts up to
+        if not self._stops and multihost_utils.reached_preemption_sync_point(self._calls):
+            self.reason, self._stops = self.reason or "SIGTERM", True
+        return self._stops
 
 
 @contextlib.contextmanager

@@ -9,9 +9,10 @@ from etils import epath
 
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.errors import InvalidValue
+from pipeline.fs import as_path
 from pipeline.history.plans import NAME
 from pipeline.planning.identity import flatten
-from pipeline.trainer.checkpoint import Checkpoints
+from trainer.checkpoint import Checkpoints
 
 logger = logging.getLogger(__name__)
 
@@ -34,23 +35,27 @@ def require_tokenizer(workdir: epath.Path, corpus: AnyCorpus) -> None:
         )
 
 
-def require_checkpoint(workdir: epath.Path) -> None:
+def require_checkpoint(workdir: epath.PathLike) -> None:
     """Refuses a directory that is not the work directory of a run with a checkpoint."""
-    directory = workdir / "checkpoints"
+    directory = as_path(workdir) / "checkpoints"
     if not directory.is_dir() or not any(path.name.isdecimal() for path in directory.iterdir()):
         raise InvalidValue(
-            f"there is no checkpoint in {workdir} to take parameters from; train there first"
+            f"there is no checkpoint in {os.fspath(workdir)} to take parameters from; train there "
+            "first"
         )
 
 
-def restore_parameters(workdir: epath.Path, corpus: AnyCorpus, like: Any) -> tuple[int, Any]:
+def restore_parameters(workdir: epath.PathLike, corpus: AnyCorpus, like: Any) -> tuple[int, Any]:
     """The step of the latest checkpoint of the run in `workdir`, and the parameters in it.
 
-    The run must have the model, the optimizer and the tokenizer of `corpus`. `like` is the state,
-    as `jax.ShapeDtypeStruct`s with shardings.
+    The run must have the model and the tokenizer of `corpus`, and may have any optimizer. `like` is
+    the parameters, as `jax.ShapeDtypeStruct`s with shardings.
     """
-    require_tokenizer(workdir, corpus)
-    with Checkpoints(workdir / "checkpoints") as checkpoints:
-        state, data = checkpoints.restore(like)
-    logger.info(f"parameters are those of step {data['step']:,} of {workdir}")
-    return data["step"], state["params"]
+    place = as_path(workdir)
+    require_tokenizer(place, corpus)
+    require_checkpoint(place)
+    with Checkpoints(place / "checkpoints") as checkpoints:
+        step = checkpoints.latest or 0
+        params = checkpoints.restore_part(step, {"params": like})["params"]
+    logger.info(f"parameters are those of step {step:,} of {place}")
+    return step, params

@@ -1,24 +1,44 @@
 """Checkpoints: a model's state and the data state, written by orbax, with checksums of both."""
 
-import json
+import contextlib
 import os
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
+import orbax.checkpoint as ocp
 from etils import epath
 
 from pipeline.errors import InvalidState, InvalidValue, require
-from pipeline.fs import Mirror, ObjectPath, as_path, is_local, name_full_disk
+from pipeline.fs import ObjectPath, as_path, is_local, name_full_disk
 from pipeline.planning.identity import fingerprint_of
 from pipeline.steps.checksum import checksums
+from trainer.mirror import Mirror
 
 # The item that marks a folder with the name of a step as a checkpoint of this class.
 MARK = "checksums"
 
-# Statuses of the storage for files that are missing or damaged.
-DAMAGE = ("NOT_FOUND", "OUT_OF_RANGE", "DATA_LOSS", "FAILED_PRECONDITION")
+CHECKSUMS = {MARK: ocp.args.JsonRestore()}
+
+# Errors that say nothing of the files.
+ELSEWHERE = MemoryError, PermissionError, jax.errors.JaxRuntimeError
+
+
+class Saved(NamedTuple):
+    """What a checkpoint holds beside arrays: how many steps are done, the data state, and `run`."""
+
+    step: int
+    data: dict[str, Any]
+    run: dict[str, Any]
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The statistics of the run, of `TrainingLog.save`; empty at the beginning."""
+        return self.run.get("record", {})
+
+
+NOTHING = Saved(0, {}, {})
 
 
 class Checkpoints:
@@ -37,9 +57,6 @@ class Checkpoints:
     """
 
     def __init__(self, directory: epath.PathLike, *, keep: int = 3):
-        import orbax.checkpoint as ocp  # `lockstep` also runs without it
-
-        self._args = ocp.args
         place = as_path(directory)
         self._directory = place.absolute() if is_local(directory) else place
         self._mirror = _mirror(place) if isinstance(place, ObjectPath) else None
@@ -70,12 +87,11 @@ class Checkpoints:
         loader. `run` is any JSON; None: empty.
         """
         self._wait()
-        args = self._args
         content = {"data": data, "run": run or {}}
         content["checksums"] = {"state": checksums(state), "json": fingerprint_of(content)}
-        items = {name: args.JsonSave(each) for name, each in content.items()}
+        items = {name: ocp.args.JsonSave(each) for name, each in content.items()}
         with name_full_disk(self._directory):
-            composite = args.Composite(state=args.StandardSave(state), **items)
+            composite = ocp.args.Composite(state=ocp.args.StandardSave(state), **items)
             if not self._manager.save(step, args=composite):
                 raise InvalidState(
                     f"{self._directory} holds step {self.latest}, and step {step} is not later; "
@@ -84,45 +100,57 @@ class Checkpoints:
         if self._mirror:
             self._upload = self._thread.submit(self._push, self._mirror)
 
-    def restore(self, like: Any, step: int | None = None) -> tuple[Any, dict[str, Any]]:
-        """The state and the data state of a checkpoint, by default the latest.
-
-        `like` is a pytree with the shapes, dtypes and shardings of the state: the initial state, or
-        its `jax.eval_shape` with shardings. A damaged checkpoint is refused.
-        """
+    def read(self, step: int | None = None) -> Saved:
+        """A checkpoint without its arrays, by default the latest; `NOTHING` if there is none."""
         if step is None and (step := self.latest) is None:
-            raise InvalidValue(f"there is no checkpoint in {self._directory}; check the path")
-        data, _ = self.restore_json(step)
-        return self.restore_state(step, like), data
-
-    def restore_json(self, step: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The `data` and `run` items of the checkpoint of `step`."""
-        items = {name: self._args.JsonRestore() for name in ("data", "run", "checksums")}
+            return NOTHING
+        items = {name: ocp.args.JsonRestore() for name in ("data", "run", "checksums")}
         content = self._restore(step, **items)
         data, run = content["data"], content["run"]
         if (seen := data.get("step") if isinstance(data, dict) else None) != step:
             raise self._damaged(step, f"its data state is that of step {seen!r}")
         if _checksums(content).get("json") != fingerprint_of({"data": data, "run": run}):
             raise self._damaged(step, "its JSON is not what was saved")
-        return data, run
+        return Saved(step, data, run)
 
     def restore_state(self, step: int, like: Any) -> Any:
-        """The `state` item of the checkpoint of `step`, with the shardings of `like`."""
-        args = self._args
-        items = {"state": args.StandardRestore(like), "checksums": args.JsonRestore()}
-        content = self._restore(step, **items)
-        then, now = _checksums(content)["state"], checksums(content["state"])
+        """The `state` item of the checkpoint of `step`, with the shardings of `like`.
+
+        `like` is a pytree with the shapes, dtypes and shardings of the state: the initial state, or
+        its `jax.eval_shape` with shardings. A damaged checkpoint is refused.
+        """
+        content = self._restore(step, state=ocp.args.StandardRestore(like), **CHECKSUMS)
+        return self._require_saved(step, content["state"], content)
+
+    def restore_part(self, step: int, like: Mapping[str, Any]) -> Any:
+        """Some entries of a state that is a dict, such as `params` alone; others are not read."""
+        content = self._restore(step, **CHECKSUMS)
+        arrays = ocp.checkpoint_utils.construct_restore_args(like)
+        args = ocp.args.PyTreeRestore(like, restore_args=arrays, partial_restore=True)
+        # The manager reads each item in the way that it was saved.
+        with self._explain(step), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+            state = reader.restore(self._manager.directory / str(step) / "state", args=args)
+        return self._require_saved(step, state, content)
+
+    def _require_saved(self, step: int, state: Any, content: Mapping[str, Any]) -> Any:
+        """The arrays, if they have the checksums that they were saved with."""
+        then, now = _checksums(content)["state"], checksums(state)
         for path, value in now.items():
             dtype, _, _ = value.partition(":")  # a cast array cannot be compared
             if then.get(path, "").startswith(f"{dtype}:") and then[path] != value:
                 raise self._damaged(step, f"its array {path} is not what was saved")
-        return content["state"]
+        return state
+
+    def wait(self) -> None:
+        """Waits until everything is saved."""
+        self._wait()
+        with name_full_disk(self._directory):
+            self._manager.wait_until_finished()
 
     def close(self) -> None:
         """Waits until everything is saved, and releases the directory."""
-        self._wait()
-        with name_full_disk(self._directory):
-            self._manager.close()
+        self.wait()
+        self._manager.close()
         self._thread.shutdown()
 
     def __enter__(self) -> "Checkpoints":
@@ -154,41 +182,41 @@ class Checkpoints:
             upload.result()
 
     def _restore(self, step: int, **items: Any) -> Any:
-        """Items of a checkpoint; errors of orbax become sentences."""
+        """Items of a checkpoint."""
         self._wait()
         if self._mirror:
             self._mirror.fetch(str(step))
-        directory = self._directory / str(step)
+        with self._explain(step):
+            return self._manager.restore(step, args=ocp.args.Composite(**items))
+
+    @contextlib.contextmanager
+    def _explain(self, step: int) -> Iterator[None]:
+        """Errors of orbax name the checkpoint, and the one before it."""
         try:
-            return self._manager.restore(step, args=self._args.Composite(**items))
+            yield
+        except ELSEWHERE:
+            raise
         except Exception as error:
             what = str(error).strip("'").partition("\n")[0][:200]
-            # Storage errors begin with a status, such as "NOT_FOUND: ".
-            status = re.match("([A-Z_]+): ", str(error.__cause__ or error))
-            if status[1] in DAMAGE if status else _is_damage(error):
-                raise self._damaged(step, what) from error
-            if type(error) is ValueError and not status:  # the tree or a shape differs
-                raise InvalidValue(
-                    f"the state in {directory} differs from the one to restore: {what}. Use the "
-                    "model and optimizer that it was saved with"
-                ) from error
-            raise
+            raise InvalidValue(
+                f"{self._directory / str(step)} cannot be restored: {what}. If the model or the "
+                "optimizer is not the one that it was saved with, use that one; if files are "
+                f"missing or damaged, {self._advice(step)}"
+            ) from error
 
     def _damaged(self, step: int, what: str) -> ValueError:
-        """The error of a damaged checkpoint, with the remedy."""
+        """The error of a checkpoint that is not as it was saved."""
         directory = self._directory / str(step)
+        return InvalidValue(f"{directory} is damaged: {what}; {self._advice(step)}")
+
+    def _advice(self, step: int) -> str:
         earlier = [each for each in self._manager.all_steps() if each < step]
         resume = f"resume from step {max(earlier):,}" if earlier else "start again"
-        return InvalidValue(
-            f"{directory} is a damaged checkpoint, or none ({what}); delete that directory to "
-            f"{resume}"
-        )
+        return f"delete that directory to {resume}"
 
 
 def _mirror(directory: ObjectPath) -> Mirror | None:
     """The local mirror of object storage for a single process; None for several processes."""
-    import jax
-
     if (count := jax.process_count()) == 1:
         return Mirror(directory, MARK)
     if not os.fspath(directory).startswith("gs://"):
@@ -206,13 +234,3 @@ def _checksums(content: Mapping[str, Any]) -> dict[str, Any]:
     stored = content["checksums"]
     whole = isinstance(stored, dict) and isinstance(stored.get("state"), dict)
     return stored if whole else {"state": {}}
-
-
-def _is_damage(error: Exception) -> bool:
-    """Whether files are missing or damaged; not for a lack of memory or permissions."""
-    kinds = (FileNotFoundError, NotADirectoryError, KeyError, UnicodeError, json.JSONDecodeError)
-    misread = (AttributeError, TypeError)  # orbax does not check the types of its JSON
-    # It raises a plain Exception for an array whose chunks cannot be read, and a ValueError for an
-    # index of arrays that cannot be decoded.
-    undecodable = type(error) is ValueError and str(error).startswith("Error opening")
-    return isinstance(error, kinds + misread) or type(error) is Exception or undecodable

@@ -4,6 +4,7 @@ Importing this module defines the flags of every such program.
 """
 
 import logging
+import os
 import pathlib
 import signal
 import sys
@@ -13,14 +14,25 @@ from typing import Any
 import jax
 from absl import app, flags
 from etils import epath
+from ml_collections import ConfigDict, config_flags
 
 import pipeline
 from pipeline.errors import InvalidValue, UserError, describe
 from pipeline.fs import as_path
 from pipeline.steps import hosts
-from pipeline.trainer.run_config import default_workdir, load_config
-from pipeline.trainer.stored_config import read_config
+from trainer.config import CHECKOUT, default_workdir, load_config, stored_config
 
+LOGGERS = "pipeline", "trainer"  # those of the project
+
+DEFAULT = os.fspath(CHECKOUT / "configs" / "quickstart.py")
+
+MODE = flags.DEFINE_enum("mode", "train", ["train", "score", "evaluate"], "What to do.")
+SCORES = flags.DEFINE_string(
+    "scores",
+    None,
+    "Where --mode=score and --mode=evaluate write; default: WORKDIR/scores/STEP, and "
+    "WORKDIR/tests/CORPUS/STEP.",
+)
 WORKDIR = flags.DEFINE_string(
     "workdir", None, "Directory of corpus, checkpoints, metrics; default: runs/NAME of the config."
 )
@@ -31,11 +43,11 @@ WAIT = flags.DEFINE_integer("wait", 100, "Seconds of silence after which a host 
 VERSION = flags.DEFINE_bool("version", False, "Print the version and exit.")
 
 
-def run(main: Callable[[Any, epath.Path], int], default: str) -> None:
-    """Parses the flags, joins the hosts and ends with the status of `main(config, workdir)`.
+def run(train: Callable[[ConfigDict, epath.Path], int], score: Callable[..., int]) -> None:
+    """Parses the flags, joins the hosts, trains or scores, and ends with the status of that.
 
-    Process 0 prints the log of the library, and the others only warnings. `default` is the file of
-    the config without --config.
+    Process 0 prints the log of the library, and the others only warnings. The calls are
+    `train(config, workdir)` and `score(config, workdir, directory, test=…)`.
     """
     # Until a run begins, ^C ends the process as SIGTERM does: JAX runs inside callbacks of Python's
     # garbage collector, where a KeyboardInterrupt would be lost.
@@ -49,40 +61,47 @@ def run(main: Callable[[Any, epath.Path], int], default: str) -> None:
         with hosts.exit_together(_name()):
             hosts.connect(COORDINATOR.value, NUM_PROCESSES.value, PROCESS_ID.value, WAIT.value)
             if jax.process_index() == 0:
-                logging.getLogger("pipeline").setLevel(logging.INFO)
-            sys.exit(main(flags.FLAGS.config, as_path(flags.FLAGS.workdir)))
+                for name in LOGGERS:
+                    logging.getLogger(name).setLevel(logging.INFO)
+            config, workdir = flags.FLAGS.config, as_path(flags.FLAGS.workdir)
+            if MODE.value == "train":
+                sys.exit(train(config, workdir))
+            sys.exit(score(config, workdir, SCORES.value, test=MODE.value == "evaluate"))
 
-    app.run(start, flags_parser=lambda arguments: parse_flags(arguments, default))
+    app.run(start, flags_parser=parse_flags)
 
 
-def parse_flags(arguments: list[str], default: str) -> list[str]:
+def parse_flags(arguments: list[str]) -> list[str]:
     """Parses the flags, among them `config` and `workdir`; exits if one is wrong.
 
-    The config is that of --config, or of the run in --workdir, or of the file `default`.
+    The config is that of --config, or of the run in --workdir, or of configs/quickstart.py.
     """
-    from ml_collections import config_flags
-
     try:
         program, *words = _parse(flags.FLAGS.read_flags_from_files, arguments, force_gnu=False)
         file, words = _take("config", words)
         workdir, words = _take("workdir", words)
-        config = read_config(workdir) if workdir and file is None else None
+        config = stored_config(workdir) if workdir and file is None else None
         if config is None:
-            config = load_config(default if file is None else file)
+            config = load_config(DEFAULT if file is None else file)
         about = "FILE.py or FILE.py:ARGUMENT; its fields are flags, as in --config.steps=500."
         _parse(config_flags.DEFINE_config_dict, "config", config, about, sys_argv=words)
-        flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS["config"])  # for --help
+        for flag in (flags.FLAGS["config"], *flags.FLAGS.flags_by_module_dict()[__name__]):
+            flags.FLAGS.register_key_flag_for_module(sys.argv[0], flag)  # for --help
         rest = _parse(flags.FLAGS, [program, *words])
         if len(rest) > 1:
             raise InvalidValue(
                 f"{rest[1]!r} is not a flag; write --NAME=VALUE, and lists in quotes"
+            )
+        if SCORES.value and MODE.value == "train":
+            raise InvalidValue(
+                "--scores needs --mode=score or evaluate, and --mode is train; remove it"
             )
     except UserError as error:
         sys.exit(describe(error, command=_name()))
     if VERSION.value:
         print(f"lockstep {pipeline.__version__}")
         sys.exit()
-    flags.FLAGS["workdir"].value = workdir or default_workdir(file or default)
+    flags.FLAGS["workdir"].value = workdir or default_workdir(file or DEFAULT)
     return rest
 
 

@@ -12,6 +12,7 @@ from etils import epath
 
 from pipeline.errors import counted
 from pipeline.fs.atomic import as_path, atomic_write
+from pipeline.planning.identity import fingerprint_of
 from pipeline.scoring.scores import TABLE, ScoreOptions, score
 
 logger = logging.getLogger(__name__)
@@ -32,9 +33,12 @@ def score_corpus(
     losses of a document in nats, and `weight`, the sum of its weights.
     """
     options: dict[str, Any] = {"directory": directory, "sharding": mesh, "reduce": "sum"}
+    options["num_threads"] = config.num_threads
+    # Other scores than those of another model with the same parameters.
+    options["version"] = fingerprint_of([config.architecture, json.loads(config.model.to_json())])
     known = ScoreOptions.__annotations__
     options |= {name: v for name, v in config.batches.items() if name in known and v is not None}
-    per = corpus.side_names[corpus.loss_side or 0] if len(corpus.sides) > 1 else "position"
+    per = (corpus.loss or corpus.side_names[0]) if len(corpus.sides) > 1 else "position"
     table = score(corpus, step, state=params, per=per, **options)
     total, weight = (
         pc.call_function("sum", [table[name]]).as_py() or 0.0 for name in ("nll", "weight")

@@ -10,8 +10,8 @@ import pytest
 from etils import epath
 
 from pipeline.errors import StorageError
-from pipeline.fs import StepFiles
 from pipeline.fs.atomic import atomic_write, make_directory, remove_files
+from pipeline.history.step_files import StepFiles
 
 
 def test_a_file_is_on_the_disk_before_it_has_its_name_and_then_its_name_is(tmp_path, monkeypatch):

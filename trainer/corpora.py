@@ -120,7 +120,9 @@ class Part:
         link(tokens, directory / self.folder)
 
 
-def prepare_corpora(config: Any, directory: epath.Path) -> tuple[Any, Any]:
+def prepare_corpora(
+    config: Any, directory: epath.Path, *, seed: int | None = None
+) -> tuple[Any, Any]:
     """The corpora for training and evaluation, prepared now if they do not exist yet.
 
     All fields are checked first. configs/quickstart.py describes them.
@@ -135,6 +137,7 @@ def prepare_corpora(config: Any, directory: epath.Path) -> tuple[Any, Any]:
             corpus is made. With `hold_out`, that share of the first is the second, and `eval` is
             not read.
         directory: the directory of the corpora, each in a directory called like its fields.
+        seed: of views, and of the text for a tokenizer; None: `config.seed`.
 
     Returns:
         The training corpus, and that for evaluation. The first is `Corpora` for a mixture, in the
@@ -163,20 +166,21 @@ def prepare_corpora(config: Any, directory: epath.Path) -> tuple[Any, Any]:
         del every["eval"]
     parts = [Part.of(folder, fields, config) for folder, fields in every.items()]
     texts = [part.text for part in parts if part.text]
-    pairs = {hasattr(text.template, "sides") for text in texts}
+    pairs = {bool(templates.traits_of(text.template).sides) for text in texts}
     if len(pairs) > 1:
         raise InvalidValue(
             "some corpora of the config are pairs, which have two fields, and others have one; "
             "give each corpus one name, or for pairs each corpus two"
         )
-    view = open_view(config.task.to_dict(), config.seed)
+    seed = config.seed if seed is None else seed
+    view = open_view(config.task.to_dict(), seed)
     task = getattr(getattr(view, "func", None), "needs", CAUSAL)
     trained = config.tokenizer.kind == "sentencepiece" and not config.tokenizer.model
     tokenizer: Any = None
     if texts or not trained:
         first_texts = [part.text.texts for part in parts[:num_first] if part.text]
         model = directory / "tokenizer.model"
-        tokenizer = open_tokenizer(config.tokenizer, first_texts, model, config.seed)
+        tokenizer = open_tokenizer(config.tokenizer, first_texts, model, seed)
     for part in parts:
         part.link(directory, tokenizer, task, config)
     for part in parts:
@@ -203,32 +207,36 @@ def prepare_corpora(config: Any, directory: epath.Path) -> tuple[Any, Any]:
         raise InvalidValue(f"config.{error}") from error
 
 
-def prepare_test(config: Any, workdir: epath.Path) -> tuple[AnyCorpus, epath.Path]:
-    """The corpus of evaluations, for a run in `workdir`; and a directory for scores.
+def prepare_scored(config: Any, workdir: epath.Path, *, test: bool) -> tuple[AnyCorpus, epath.Path]:
+    """The corpus to score with the parameters of the run in `workdir`; and a directory for scores.
 
-    It is what `config.hold_out` holds out, or that of `config.eval`, with the run's tokenizer. Each
-    value of these fields has a directory of its own.
+    It is that of training, or with `test`, what `config.hold_out` holds out, or that of
+    `config.eval`, with the run's tokenizer. Each value of these fields has a directory of its own.
     """
+    if not test:
+        return prepare_on_hosts(config, workdir / "corpus")[0], workdir / "scores"
     fields = json.loads(config.to_json())
     tested = fields.get("hold_out") or fields["eval"]
     directory = workdir / "tests" / fingerprint_of([tested, fields["template"]])
     if config.get("hold_out"):
         _, corpus = prepare_on_hosts(config, workdir / "corpus")
         return corpus, directory
-    test = config.copy_and_resolve_references()
-    with test.unlocked():
-        for name in {"train", "sources", "mixture", "added"} & {*test}:
-            del test[name]
-        if test.tokenizer.kind == "sentencepiece" and not test.tokenizer.model:
-            test.tokenizer.model = os.fspath(workdir / "corpus" / "tokenizer.model")
-    _, corpus = prepare_on_hosts(test, directory)
+    scored = config.copy_and_resolve_references()
+    with scored.unlocked():
+        for name in {"train", "sources", "mixture", "added"} & {*scored}:
+            del scored[name]
+        if scored.tokenizer.kind == "sentencepiece" and not scored.tokenizer.model:
+            scored.tokenizer.model = os.fspath(workdir / "corpus" / "tokenizer.model")
+    _, corpus = prepare_on_hosts(scored, directory)
     return corpus, directory
 
 
-def prepare_on_hosts(config: Any, directory: epath.Path) -> tuple[Any, Any]:
+def prepare_on_hosts(
+    config: Any, directory: epath.Path, *, seed: int | None = None
+) -> tuple[Any, Any]:
     """The result of `prepare_corpora`, which process 0 of a run calls first."""
     return hosts.main_process_first(
-        "preparing the corpus", lambda: prepare_corpora(config, directory)
+        "preparing the corpus", lambda: prepare_corpora(config, directory, seed=seed)
     )
 
 

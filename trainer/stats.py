@@ -89,8 +89,6 @@ class RunStats:
     capacity: float = 0.0
     sources: dict[str, float] = dataclasses.field(default_factory=dict)  # tokens of each corpus
     skipped: int = 0  # steps without an update: not finite, or left out (skip_steps)
-    # For each evaluated step, `eval_loss` in nats per token and `bits_per_byte`.
-    evaluations: dict[str, dict[str, float | None]] = dataclasses.field(default_factory=dict)
     # By phase, over all starts, each up to its last checkpoint. "lost": steps that are run again.
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     # Since the first step of this start: compilations of the steps, and of other functions.
@@ -109,15 +107,15 @@ class RunStats:
         for name, tokens in planned.sources.items():
             self.sources[name] = self.sources.get(name, 0) + tokens
 
-    def summary(self, steps: int) -> dict[str, Any]:
-        """The content of `summary.json` after some steps."""
-        evaluations = list(self.evaluations.values()) or [{}]
+    def summary(self, steps: int, evaluations: Mapping[int, Mapping]) -> dict[str, Any]:
+        """The content of `summary.json` after some steps; evaluations are those of `RunLog`."""
+        lines = list(evaluations.values()) or [{}]
         waiting = self.seconds.get("wait", 0.0)
         training = max(self.seconds.get("train", 0.0) + waiting, 1e-9)
         return {
-            "eval_loss_first": evaluations[0].get("eval_loss"),
-            "eval_loss_last": evaluations[-1].get("eval_loss"),
-            "bits_per_byte": evaluations[-1].get("bits_per_byte"),
+            "eval_loss_first": lines[0].get("eval_loss"),
+            "eval_loss_last": lines[-1].get("eval_loss"),
+            "bits_per_byte": lines[-1].get("bits_per_byte"),
             "steps": steps,
             "tokens": self.tokens,
             "padding": self.padding,

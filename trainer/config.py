@@ -1,5 +1,7 @@
 """The config of a run: its file, checks of its fields, and the fields that may change."""
 
+import json
+import logging
 import os
 import pathlib
 import runpy
@@ -7,13 +9,21 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from etils import epath
+from ml_collections import ConfigDict, config_dict
+
 from pipeline.errors import InvalidValue, Missing, UserError, require_one_of, require_whole
+from pipeline.history.run_config import read_config
 from pipeline.loading.sharding import CONTEXT_ORDERS
+from pipeline.steps import hosts
+from trainer.checkpoint import Saved
+from trainer.parameters import require_checkpoint
+from trainer.schedule import NONE, show_field
 
-NONE = "not there"
+logger = logging.getLogger(__name__)
 
-# The clone that holds this package, whose configs import each other; or the installed packages.
-HERE = pathlib.Path(__file__).resolve().parents[2]
+# The checkout that holds this package, whose configs import each other.
+CHECKOUT = pathlib.Path(__file__).resolve().parents[1]
 
 DECAY = "optimizer.decay_steps"
 
@@ -21,9 +31,9 @@ DECAY = "optimizer.decay_steps"
 # schedule decides how `batches`, `seed` and `schedule` may change.
 MAY_CHANGE = {
     *("steps", "mesh", "context_order", "microbatches", "memory_budget", "skip_steps", "cache"),
-    *("on_nonfinite", "eval_every", "checkpoint_every", "keep", "peak_flops"),
+    *("on_nonfinite", "eval_every", "eval_batches", "checkpoint_every", "keep", "peak_flops"),
     *(DECAY, "mixture", "sources", "added", "batches", "seed", "schedule"),
-    "segment_losses",
+    *("segment_losses", "num_threads"),
 }
 
 
@@ -42,18 +52,16 @@ def list_fields(values: Mapping[str, Any]) -> dict[str, Any]:
     return fields
 
 
-def load_config(file: str) -> Any:
+def load_config(file: str) -> ConfigDict:
     """The result of `get_config()` in FILE.py, or in FILE.py:ARGUMENT of `get_config(ARGUMENT)`.
 
-    The file may import modules beside it, and the configs of the clone that holds this package.
+    The file may import modules beside it, and the configs of the checkout.
     Errors inside it are raised as they are; sentences are the cause of a RuntimeError.
     """
-    from ml_collections import ConfigDict
-
     path, *argument = file.split(":", 1)
     if not os.path.isfile(path):
         raise Missing(f"there is no file {path}; check the path")
-    for place in (os.path.dirname(os.path.abspath(path)), os.fspath(HERE)):
+    for place in (os.path.dirname(os.path.abspath(path)), os.fspath(CHECKOUT)):
         if place not in sys.path:
             sys.path.append(place)
     try:
@@ -68,6 +76,23 @@ def load_config(file: str) -> Any:
     return config
 
 
+def stored_config(workdir: epath.PathLike) -> ConfigDict | None:
+    """The config of the run in a work directory, from its values; None if there is none.
+
+    A field that was a list is a tuple, and one that is None takes a value of any type.
+    """
+
+    def restore(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: restore(inner) for name, inner in value.items()}
+        if value is None:
+            return config_dict.placeholder(object)
+        return tuple(value) if isinstance(value, list) else value
+
+    values = read_config(workdir)
+    return None if values is None else ConfigDict(restore(values))
+
+
 def default_workdir(file: str) -> str:
     """The work directory of a config without --workdir: `runs/NAME`, in the current directory.
 
@@ -77,15 +102,16 @@ def default_workdir(file: str) -> str:
     return f"runs/{pathlib.Path(file.split(':', 1)[0]).stem}"
 
 
-def check_config(config: Any) -> None:
-    """Refuses values that the loop cannot have."""
+def as_json(config: ConfigDict) -> dict[str, Any]:
+    """The values of a config, as JSON."""
+    return json.loads(config.to_json())
+
+
+def check_config(config: ConfigDict) -> None:
+    """Refuses values that the loop cannot have; and on every host, hosts whose configs differ."""
+    hosts.require_agreement({"configuration": list_fields(as_json(config))})
     for name in ("steps", "accumulate", "eval_every", "checkpoint_every", "keep"):
         require_whole(f"config.{name}", config[name], 1)
-    if config.steps % config.accumulate:
-        raise InvalidValue(
-            f"config.steps is {config.steps}, but config.accumulate={config.accumulate} steps make "
-            "an update; give a multiple of that"
-        )
     for step in config.skip_steps:
         require_whole("a step of config.skip_steps", step, 0)
     numbers = list_fields(config.to_dict())
@@ -104,9 +130,35 @@ def check_config(config: Any) -> None:
     require_one_of("config.on_nonfinite", config.on_nonfinite, ("stop", "skip"))
 
 
-def show_field(fields: Mapping[str, Any], name: str, missing: str = NONE) -> str:
-    """The value of a field for a message, with strings in quotes."""
-    return repr(fields[name]) if name in fields else missing
+def check_warmup(warmup: int, decay: int) -> None:
+    """Refuses a warm-up that is not shorter than the decay of the learning rate, both in steps."""
+    if not 0 <= warmup < decay:
+        raise InvalidValue(
+            f"config.optimizer.warmup_steps is {warmup} and the learning rate decays over {decay} "
+            "steps; warm-up must be shorter, or 0, as in --config.optimizer.warmup_steps=0"
+        )
+
+
+def resume_config(config: ConfigDict, saved: Saved) -> ConfigDict:
+    """The config of a run that continues from a checkpoint, or begins.
+
+    Fields that are None have the values that the run began with. Raises if another field differs
+    from the run's, but for those that may change.
+    """
+    if config.start_from and not saved.step:
+        require_checkpoint(config.start_from)
+    now = config.copy_and_resolve_references()
+    values = require_same(saved.run, as_json(now)) if saved.step else {}
+    with now.unlocked():
+        now.update_from_flattened_dict(values)
+        if "decay_steps" in now.optimizer:
+            now.optimizer.decay_steps = decay = now.optimizer.decay_steps or now.steps
+            if saved.step and now.steps > max(decay, saved.step):
+                logger.info(
+                    f"from step {decay:,} on, the learning rate stays as it is, since "
+                    f"config.optimizer.decay_steps is {decay:,} and config.steps is {now.steps:,}"
+                )
+    return now
 
 
 def require_same(run: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
