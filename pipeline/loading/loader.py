@@ -22,6 +22,7 @@ from pipeline.errors import (
 from pipeline.loading.ahead import ReadAhead
 from pipeline.loading.batches import A_CORPUS, Batch, Batches, Transform, phase
 from pipeline.loading.collate import Positions
+from pipeline.loading.dynamic_context import DynamicContext
 from pipeline.loading.iteration import StepIterator
 from pipeline.loading.prefetch import Prefetch
 from pipeline.loading.sharding import (
@@ -31,6 +32,7 @@ from pipeline.loading.sharding import (
     multiples,
     place,
     require_specs,
+    sharding_of,
 )
 from pipeline.planning.bucket import Bucket, as_buckets
 from pipeline.planning.figures import warn_of_overflow
@@ -94,8 +96,8 @@ class Loader(StepIterator):
         batches: the `Batches` that it loads.
         plan: the `Plan`: buckets, batches, padding; `print` shows it.
         corpus: the corpus.
-        sharding: the `jax.sharding.NamedSharding` of the arrays, `[rows, length]`; one device
-            without that of `batches`.
+        sharding: the `jax.sharding.NamedSharding` of the arrays, `[rows, length]`, or the
+            `DynamicContext`; one device without that of `batches`.
         specs: for each bucket that the plan uses, a dict with a `jax.ShapeDtypeStruct` for each
             field, with its sharding, to compile a step for.
         planned: the `PlannedBatch` (bucket, segments, epoch) of the last batch that `next`
@@ -137,7 +139,8 @@ class Loader(StepIterator):
         def make(step: int) -> tuple[PlannedBatch, Any]:
             planned, batch = built[step]
             with phase("transfer"):
-                found = field_specs(batch, sharding, planned.bucket, features)
+                on = sharding_of(sharding, planned.bucket.rows)
+                found = field_specs(batch, on, planned.bucket, features)
                 require_specs(found, specs[planned.bucket], f"the batch of step {step:,}")
                 return planned, place(batch, found, commit=commit)
 
@@ -194,7 +197,7 @@ def load(
     corpus: AnyCorpus | str | os.PathLike,
     *,
     buckets: Iterable[Bucket] | None = None,
-    sharding: "jax.sharding.Mesh | jax.sharding.NamedSharding | None" = None,
+    sharding: "jax.sharding.Mesh | jax.sharding.NamedSharding | DynamicContext | None" = None,
     num_epochs: int | None = None,
     prefetch: int = 2,
     num_threads: int = 1,
@@ -215,7 +218,9 @@ def load(
         buckets: the shapes, as for `Plan`; None: fitted, for which `tokens_per_batch` is needed.
         sharding: the devices that share a batch: a `jax.sharding.Mesh`, whose axes `data` and
             `fsdp` divide rows, and whose axis `context` divides length, if it has them; or a
-            `jax.sharding.NamedSharding` of `[rows, length]`; None: the first local device.
+            `jax.sharding.NamedSharding` of `[rows, length]`; or a `DynamicContext`, which divides
+            the length of a bucket over as many devices as its rows need; None: the first local
+            device.
         num_epochs: passes through the corpus; None: endless.
         prefetch: the number of batches kept ready on the devices (2).
         num_threads: the number of threads that build batches (1). Text is built fastest by one;
