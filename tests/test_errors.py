@@ -122,7 +122,7 @@ OPTIONS = {
     "score": keywords(pipeline.score) - {"state"},
     "pack": keywords(pipeline.pack),
     "batches": {*inspect.signature(pipeline.Batches).parameters} - {"transform"},
-    "examples": {"columns", *keywords(Examples.__new__)},
+    "examples": {"columns", *keywords(Examples.__init__)},
     "store": keywords(pipeline.Corpus.from_arrays.__func__),
     "prepare": keywords(pipeline.prepare) - {"progress", "strict", "template"},
     "cut": {*IMAGE},

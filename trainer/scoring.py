@@ -38,7 +38,7 @@ def score_corpus(
     options["version"] = fingerprint_of([config.architecture, json.loads(config.model.to_json())])
     known = ScoreOptions.__annotations__
     options |= {name: v for name, v in config.batches.items() if name in known and v is not None}
-    per = corpus.side_names[corpus.loss_side or 0] if len(corpus.sides) > 1 else "position"
+    per = (corpus.loss or corpus.side_names[0]) if len(corpus.sides) > 1 else "position"
     table = score(corpus, step, state=params, per=per, **options)
     total, weight = (
         pc.call_function("sum", [table[name]]).as_py() or 0.0 for name in ("nll", "weight")

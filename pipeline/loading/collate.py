@@ -7,7 +7,8 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from pipeline.corpus.interface import AnyCorpus, Readable
+from pipeline.corpus.interface import AnyCorpus
+from pipeline.corpus.side import Side
 from pipeline.loading.sharding import Block
 from pipeline.planning.layout import count_before, ranges
 from pipeline.planning.planned import PlannedBatch
@@ -40,9 +41,9 @@ def collate(
     the side that carries the loss, last; and the columns of a side whose block has an order.
     """
     batch, loss = dict[str, np.ndarray](), dict[str, np.ndarray]()
-    for number, (side, block) in enumerate(zip(corpus.sides, blocks, strict=True)):
+    for number, (name, block) in enumerate(zip(corpus.sides, blocks, strict=True)):
+        side = corpus.sides[name]
         own = [feature for feature in features if feature in side.features]
-        name = corpus.side_names[number]
         aims = {feature: to for feature in own if (to := side.features[feature].to)}
         pointers = {feature: corpus.side_names.index(to) for feature, to in aims.items()}
         whole = block
@@ -58,7 +59,7 @@ def collate(
             if (order := blocks[aim].order) is not None:
                 places = np.append(np.argsort(order), NOWHERE).astype(INT)  # -1 is the last one
                 fields[feature] = places[fields[feature]]
-        if number == corpus.loss_side:
+        if name == corpus.loss:
             loss["loss_weights"] = fields.pop("loss_weights")
         fields.pop("loss_weights", None)
         batch |= fields
@@ -66,7 +67,7 @@ def collate(
 
 
 def collate_side(
-    side: Readable,
+    side: Side,
     planned: PlannedBatch,
     number: int,
     block: Block,
@@ -199,7 +200,7 @@ def find_offsets(planned: PlannedBatch, number: int, rows: np.ndarray, most: int
 
 
 def _lay_out_nodes(
-    corpus: Readable, segments: "_Segments", reach: np.ndarray, left: int
+    corpus: Side, segments: "_Segments", reach: np.ndarray, left: int
 ) -> dict[str, np.ndarray]:
     """The fields of groups, flat, of segments that take `reach` columns each, from `left` on.
 

@@ -26,6 +26,7 @@ from pipeline.errors import (
 from pipeline.loading.ahead import ReadAhead
 from pipeline.loading.batches import A_CORPUS, Batch, Batches, Transform, phase
 from pipeline.loading.collate import Positions
+from pipeline.loading.dynamic_context import DynamicContext
 from pipeline.loading.iteration import StepIterator
 from pipeline.loading.prefetch import Prefetch
 from pipeline.loading.sharding import (
@@ -35,6 +36,7 @@ from pipeline.loading.sharding import (
     multiples,
     place,
     require_specs,
+    sharding_of,
 )
 from pipeline.loading.stream import WINDOW, PackedIterator, PackedStream, read_lengths
 from pipeline.planning.bucket import Bucket, as_buckets
@@ -100,8 +102,8 @@ class Loader(StepIterator):
         batches: the `Batches` that it loads.
         plan: the `Plan`: buckets, batches, padding; `print` shows it.
         corpus: the corpus.
-        sharding: the `jax.sharding.NamedSharding` of the arrays, `[rows, length]`; one device
-            without that of `batches`.
+        sharding: the `jax.sharding.NamedSharding` of the arrays, `[rows, length]`, or the
+            `DynamicContext`; one device without that of `batches`.
         specs: for each bucket that the plan uses, a dict with a `jax.ShapeDtypeStruct` for each
             field, with its sharding, to compile a step for.
         planned: the `PlannedBatch` (bucket, segments, epoch) of the last batch that `next`
@@ -183,7 +185,7 @@ class Loader(StepIterator):
 # Without the loader, which its thread would keep alive.
 def _transfer(
     batches: Batches,
-    sharding: "jax.sharding.NamedSharding",
+    sharding: "jax.sharding.NamedSharding | DynamicContext",
     specs: Mapping[Bucket, Any],
     step: int,
     bucket: Bucket,
@@ -191,7 +193,8 @@ def _transfer(
 ) -> "dict[str, jax.Array]":
     """The batch of a step on the devices, as programs were compiled for."""
     with phase("transfer"):
-        found = field_specs(batch, sharding, bucket, batches.features)
+        on = sharding_of(sharding, bucket.rows)
+        found = field_specs(batch, on, bucket, batches.features)
         require_specs(found, specs[bucket], f"the batch of step {step:,}")
         return place(batch, found, commit=batches.sharding is not None)
 
@@ -278,7 +281,7 @@ def load(
     corpus: AnyCorpus | str | os.PathLike | grain.MapDataset | grain.IterDataset,
     *,
     buckets: Iterable[Bucket] | None = None,
-    sharding: "jax.sharding.Mesh | jax.sharding.NamedSharding | None" = None,
+    sharding: "jax.sharding.Mesh | jax.sharding.NamedSharding | DynamicContext | None" = None,
     num_epochs: int | None = None,
     prefetch: int = 2,
     num_threads: int = 1,
@@ -300,7 +303,9 @@ def load(
         buckets: the shapes, as for `Plan`; None: fitted, for which `tokens_per_batch` is needed.
         sharding: the devices that share a batch: a `jax.sharding.Mesh`, whose axes `data` and
             `fsdp` divide rows, and whose axis `context` divides length, if it has them; or a
-            `jax.sharding.NamedSharding` of `[rows, length]`; None: the first local device.
+            `jax.sharding.NamedSharding` of `[rows, length]`; or a `DynamicContext`, which divides
+            the length of a bucket over as many devices as its rows need; None: the first local
+            device.
         num_epochs: passes through the corpus; None: endless.
         prefetch: the number of batches kept ready on the devices (2).
         num_threads: the number of threads that build batches (1). Text is built fastest by one;

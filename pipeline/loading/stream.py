@@ -27,10 +27,11 @@ from pipeline.errors import (
 )
 from pipeline.loading.batches import Batches, Transform
 from pipeline.loading.collate import Positions
+from pipeline.loading.dynamic_context import DynamicContext
 from pipeline.loading.exchange import Exchange
 from pipeline.loading.iteration import StepDataset, StepIterDataset
 from pipeline.loading.prefetch import Prefetch
-from pipeline.loading.sharding import ContextOrder, parts
+from pipeline.loading.sharding import ContextOrder, parts, sharding_of
 from pipeline.loading.windows import (
     ENDINGS,
     Ending,
@@ -116,7 +117,7 @@ class PackedStream(grain.IterDataset):
         buckets: Iterable[Bucket],
         *,
         window: int = WINDOW,
-        sharding: "jax.sharding.Mesh | jax.sharding.NamedSharding | None" = None,
+        sharding: "jax.sharding.Mesh | jax.sharding.NamedSharding | DynamicContext | None" = None,
         ending: Ending = "pad",
         features: Mapping[str, Feature] | None = None,
         packing: Packing = "best_fit",
@@ -142,7 +143,7 @@ class PackedStream(grain.IterDataset):
         built |= {"positions": positions, "context_order": context_order}
         shapes: Any = Shapes(plan.buckets)
         self.batches = Batches(example, plan, **built)._copy(plan=shapes)
-        hosts, host = find_hosts(self.batches.sharding)
+        hosts, host = find_hosts(self.batches.sharding, [each.rows for each in plan.buckets])
         self.setup = Setup(
             batches=self.batches,
             options=plan.options,
@@ -277,8 +278,12 @@ def as_iterable(dataset: Any) -> grain.IterDataset:
     return dataset
 
 
-def find_hosts(sharding: "jax.sharding.NamedSharding | None") -> tuple[tuple[int, ...], int]:
+def find_hosts(
+    sharding: "jax.sharding.NamedSharding | DynamicContext | None", buckets: Iterable[int]
+) -> tuple[tuple[int, ...], int]:
     """The processes that share the rows of batches, and the place of this one among them.
+
+    `buckets` are numbers of rows.
 
     Raises:
         ValueError: processes hold the same rows, or this process holds none.
@@ -287,18 +292,19 @@ def find_hosts(sharding: "jax.sharding.NamedSharding | None") -> tuple[tuple[int
         return (0,), 0
     import jax
 
-    whole, rows = parts(sharding), dict[int, set[int]]()
-    devices: Mapping[Any, Any] = sharding.devices_indices_map(whole)
-    for device, index in devices.items():
-        mine = range(whole[0]) if index is None else range(*index[0].indices(whole[0]))
-        rows.setdefault(device.process_index, set()).update(mine)
+    rows = dict[int, set[int]]()
+    for on in {sharding_of(sharding, each) for each in buckets}:
+        whole, rows = parts(on), {}
+        for device, index in on.devices_indices_map(whole).items():
+            mine = range(*index[0].indices(whole[0]))
+            rows.setdefault(device.process_index, set()).update(mine)
+        if sum(map(len, rows.values())) > whole[0]:
+            raise InvalidValue(
+                f"processes hold the same rows of batches over {on.spec} of {on.mesh}, but each "
+                "packs rows of its own data; give a mesh in which only devices of one process "
+                "share rows, or prepare the data as a corpus"
+            )
     hosts, me = sorted(rows), jax.process_index()
-    if sum(map(len, rows.values())) > whole[0]:
-        raise InvalidValue(
-            f"processes hold the same rows of batches over {sharding.spec} of {sharding.mesh}, but "
-            "each packs rows of its own data; give a mesh in which only devices of one process "
-            "share rows, or prepare the data as a corpus"
-        )
     if me not in rows:
         raise InvalidValue(
             f"process {me} has no device of the mesh; make the stream on processes "
@@ -311,10 +317,10 @@ def read_lengths(
     dataset: grain.IterDataset | grain.MapDataset,
     features: Mapping[str, Feature] | None,
     window: int,
-    sharding: "jax.sharding.NamedSharding | None",
+    sharding: "jax.sharding.NamedSharding | DynamicContext | None",
 ) -> dict[str, np.ndarray]:
     """The lengths of each side of the first `window` examples of all hosts together."""
-    hosts, _ = find_hosts(sharding)
+    hosts, _ = find_hosts(sharding, [getattr(sharding, "devices", 1)])
     source, count = iter(as_iterable(dataset)), -(-window // len(hosts))
     try:
         elements = [(n, as_entries(each, n)) for n, each in zip(range(count), source, strict=False)]

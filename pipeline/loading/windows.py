@@ -14,14 +14,15 @@ import hashlib
 import logging
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NoReturn, get_args
 
 import grain
 import numpy as np
 
 from pipeline.corpus.examples import Examples
-from pipeline.corpus.interface import AnyCorpus, Readable, View
+from pipeline.corpus.interface import AnyCorpus
+from pipeline.corpus.side import Side
 from pipeline.errors import InvalidState, InvalidType, InvalidValue, counted
 from pipeline.loading.batches import Batches
 from pipeline.loading.exchange import Exchange
@@ -456,7 +457,7 @@ class Windows:
         raise error
 
 
-class Numbered(View):
+class Numbered(AnyCorpus):
     """Examples under other numbers: those of the elements of a data set.
 
     Args:
@@ -465,22 +466,20 @@ class Numbered(View):
     """
 
     def __init__(self, corpus: AnyCorpus, numbers: np.ndarray):
-        super().__init__(corpus)
-        self.sides = tuple(_NumberedSide(side, numbers) for side in corpus.sides)
+        self.lengths, self.loss = corpus.lengths, corpus.loss
+        self.sides = {name: _NumberedSide(each, numbers) for name, each in corpus.sides.items()}
 
 
-class _NumberedSide(Readable):
-    def __init__(self, side: Readable, numbers: np.ndarray):
+class _NumberedSide(Side):
+    def __init__(self, side: Side, numbers: np.ndarray):
         self._side, self._numbers = side, numbers
         self.lengths, self.weighted, self.features = side.lengths, side.weighted, side.features
 
     def read(self, examples: Any, *more: Any, **options: Any) -> dict[str, np.ndarray]:
         return self._side.read(self._numbers.searchsorted(examples), *more, **options)
 
-    def read_examples(
-        self, examples: Any, features: Iterable[str] | None = None
-    ) -> dict[str, np.ndarray]:
-        return self._side.read_examples(self._numbers.searchsorted(examples), features)
+    def read_examples(self, examples: Any, *more: Any) -> dict[str, np.ndarray]:
+        return self._side.read_examples(self._numbers.searchsorted(examples), *more)
 
 
 def as_entries(element: Any, number: int) -> dict[str, Any]:

@@ -91,7 +91,7 @@ def count_steps(stages: Sequence[Stage], first: int, last: int) -> Counts:
             if number:
                 found = buckets.setdefault(bucket, np.zeros(2 + len(costs)))
                 found += np.append(number, of_rows)
-    in_order = sorted(buckets.items(), key=lambda item: item[0].order)
+    in_order = sorted(buckets.items(), key=lambda item: item[0].sort_key)
     return Counts(dict(in_order), tokens, passes, costs)
 
 
@@ -140,9 +140,9 @@ def _tabulate(stage: Stage, counts: Counts) -> list[str]:
     """An epoch of a stage: its buckets, its corpora if there are several, and losses."""
     found, options = {}, stage.options
     names, several = options.names, options.vectors
-    for bucket, each in counts.buckets.items():
-        positions = each[0] * bucket.rows * np.array(bucket.lengths)
-        found[str(bucket)] = np.append(each, positions).round().astype(int)
+    for bucket, numbers in counts.buckets.items():
+        positions = numbers[0] * bucket.rows * np.array(bucket.lengths)
+        found[str(bucket)] = np.append(numbers, positions).round().astype(int)
     found["epoch"] = np.sum([*found.values()], axis=0)
     rows = [["bucket", "batches", "rows", *(names if several else ["fill", "tokens"])]]
     for name, (batches, filled, *others) in found.items():

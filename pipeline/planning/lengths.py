@@ -37,7 +37,7 @@ class Corpus(Protocol):
     - `trees`: int64 [examples, 3], if some examples are groups, which are never split: for each,
       the positions of its longest path, its continuations, and its cost in attention; or None.
     - `silent`: int64, the examples that have positions, but no loss; they are left out.
-    - `side_names`, of several sides; `loss_side`, the number of the one with loss, or None; and
+    - `side_names`, of several sides; `loss`, the name of the one with loss, or None; and
       `unpriced`, the names of sides whose cost must be given.
     - `partly_learnt`: whether some positions may carry no loss.
     - `lengths_digest`: the `digest` of its lengths, so that they are not hashed again.
@@ -121,9 +121,9 @@ class Lengths:
         self.given = given
         self.files: np.ndarray | None = getattr(given, "files", None)
         named = given if isinstance(given, Mapping) else getattr(given, "side_names", ())
-        self.names: tuple[str, ...] = tuple(named)
-        loss = getattr(given, "loss_side", None)
-        self.loss_side: int = -1 if loss is None else loss
+        self.names: tuple[str, ...] = tuple(map(str, named))
+        loss = getattr(given, "loss", None)
+        self.loss_side: int = self.names.index(loss) if loss in self.names else -1
         array = as_lengths(given)
         self.array = array[:, None] if array.ndim == 1 else array
         self.stays = everywhere(True, len(array)) if stays is None else stays
@@ -325,9 +325,9 @@ def as_lengths(lengths: Any) -> np.ndarray:
     if isinstance(lengths, Lengths):
         return lengths.array
     if isinstance(lengths, Mapping):
-        sides = {name: as_lengths(each) for name, each in lengths.items()}
-        if len({each.shape for each in sides.values()}) != 1 or next(iter(sides.values())).ndim > 1:
-            shapes = ", ".join(f"{name} {each.shape}" for name, each in sides.items())
+        sides = {name: as_lengths(side) for name, side in lengths.items()}
+        if len({side.shape for side in sides.values()}) != 1 or next(iter(sides.values())).ndim > 1:
+            shapes = ", ".join(f"{name} {side.shape}" for name, side in sides.items())
             raise InvalidValue(
                 f"lengths has arrays of the shapes {shapes or 'of no side'}; the sides of examples "
                 "have one length per example, all of shape [n] (give weights= for several corpora)"

@@ -285,7 +285,7 @@ def _number(units: np.ndarray, room: tuple[int, ...]) -> tuple[np.ndarray, np.nd
 
 def _overlong_error(lengths: np.ndarray, overlong: np.ndarray, room: tuple[int, ...]) -> ValueError:
     seen, most = (
-        " and ".join(f"{n:,}" for n in np.ravel(each)) for each in (lengths[overlong[0]], room)
+        " and ".join(f"{n:,}" for n in np.ravel(sizes)) for sizes in (lengths[overlong[0]], room)
     )
     others = "'split', 'truncate' or 'drop'" if len(room) == 1 else "'truncate' or 'drop'"
     return InvalidValue(

@@ -93,7 +93,7 @@ class Stage:
                     "of long examples, or overflow='truncate' or 'drop'"
                 ) from error
             streams.append(stream)
-        needs = sum(each.needs for stream in streams for each in stream.passes)
+        needs = sum(rows.needs for stream in streams for rows in stream.passes)
         cache.capacity = max(cache.capacity, needs)
         return tuple(streams)
 
@@ -161,5 +161,5 @@ def options_of_streams(options: Options, several: int) -> Options:
     A plan takes single rows of their buckets.
     """
     window = min(options.window, max(options.window // several, LEAST_WINDOW))
-    buckets = tuple(dataclasses.replace(each, rows=1) for each in options.buckets)
+    buckets = tuple(dataclasses.replace(bucket, rows=1) for bucket in options.buckets)
     return dataclasses.replace(options, window=window, buckets=buckets)

@@ -26,12 +26,12 @@ class Tiers(Blocks):
         """See `Batches`: the steps whose rows are dealt together."""
         return self._around(step)
 
-    def _deal(self, bucket: int, division: Division, first: int) -> Division:
+    def _deal(self, shape: int, division: Division, first: int) -> Division:
         """See `Blocks`."""
         rows, of_steps = division
         steps, order = [*of_steps], np.arange(len(of_steps))
         if self._options.shuffle:
-            key = random_key(self._options.seed, "tiers", bucket)
+            key = random_key(self._options.seed, "tiers", shape)
             bits = random_bits(key, Purpose.TIERS, len(steps), window=first)
             order = permutation(bits)
         # By the cost of attention; the other costs of a row depend only on its static length.

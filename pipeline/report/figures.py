@@ -123,7 +123,8 @@ def measure_side(dataset: Dataset, name: str, row: int) -> Side:
     if dataset.side_names:
         number = dataset.side_names.index(name)
         lengths = lengths[:, number]
-    learns = dataset.corpus is not None and dataset.corpus.loss_side == number
+    corpus = dataset.corpus
+    learns = corpus is not None and corpus.loss == corpus.side_names[number]
     sizes, counts = histogram(lengths)
     overlong, empty = int(counts[sizes > row].sum()), int(counts[sizes == 0].sum())
     if sizes.any():  # if all are empty, 0 is their mean and their longest

@@ -19,8 +19,8 @@ from absl import flags
 
 import pipeline
 from pipeline import Batches, Bucket, Plan
+from pipeline.corpus import Masked
 from pipeline.corpus.tasks import INPUTS
-from pipeline.corpus.views import Masked
 from pipeline.errors import UserError
 from pipeline.loading.iteration import PRIVATE, require_names
 from pipeline.loading.loader import Loader

@@ -217,5 +217,5 @@ def require_scores(directory, corpus, plan, epoch):
     )
     sizes = kept_lengths(corpus, plan.options)[:, 0].tolist()
     for number, (tokens, size) in enumerate(zip(values["token"].to_pylist(), sizes, strict=True)):
-        due = corpus.sides[0].read([number], [0], [size], epoch=epoch)["inputs"]
+        due = corpus.sides["inputs"].read([number], [0], [size], epoch=epoch)["inputs"]
         assert (tokens or []) == due.tolist()

@@ -19,7 +19,7 @@ from models.config import TransformerConfig
 from models.flops import step_flops
 from pipeline import Batches, Bucket, Corpora, Corpus, Decoded, Examples, Pairs, Plan
 from pipeline.cli.commands import main
-from pipeline.corpus.views import FillInTheMiddle, Masked
+from pipeline.corpus import FillInTheMiddle, Masked
 from pipeline.history import read_history
 from pipeline.text.config import open_template
 from pipeline.text.templates import Preference

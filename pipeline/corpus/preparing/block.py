@@ -17,6 +17,8 @@ from pipeline.text.features import TOKEN_IDS, TOKENS, WEIGHTS, Column, Feature
 from pipeline.text.ragged import IDS, Ragged, find_lead, measure
 from pipeline.text.sources.source import Block, text_of, with_place
 from pipeline.text.templates import Template
+from pipeline.text.templates.template import traits_of
+from pipeline.text.tokenizers.tokenizer import extend
 from pipeline.text.values import collect_notes, count_bytes
 
 # By what is not trained on: how many records have it, of how many that were looked at (0: all),
@@ -103,17 +105,21 @@ class _OfBlock:
         job, records = self._job, self._block.records
         items, noted = list[dict[str, Any]](), collect_notes()
         for number in range(len(records)):
+            noted.inspecting = compare and number < COMPARED
             items.append(self._prepare(number))
             for about, example in noted.items():
                 self._note(about, example, number)
             noted.clear()
+        if compare:
+            looked = (0, min(len(records), COMPARED), "")
+            add_notes(self.notes, dict.fromkeys(noted.sampled, looked))
         chunks: dict[str, Ragged] = {}
         for task in job.tasks:
             of_side = [item[task.side] for item in items]
             chunk = Ragged.concatenate(self._encode(of_side, task.side, 0))
             self._require_ids(chunk)
             columns = dict(chunk.columns)
-            if not task.has_targets or getattr(job.template, "unweighted", False):
+            if not task.has_targets or traits_of(job.template).unweighted:
                 weights = columns.pop(WEIGHTS, None)
                 if weights is not None and len(job.tasks) == 1:
                     self._require_equal_weights(chunk.counts, weights.values)
@@ -260,12 +266,11 @@ class _OfBlock:
     def _compare_one(self, nodes: Sequence[Any], own: list[np.ndarray], number: int) -> None:
         """Compares the ids of the nodes of a record, of one side, with their spans."""
         tokenizer = self._tokenizer
-        find_unparsed = getattr(tokenizer, "find_unparsed", lambda text: None)
-        spell = getattr(tokenizer, "spell", tokenizer.decode)
+        known = extend(tokenizer)
         texts = ["".join(text for text, *_ in spans) for spans in nodes]
         if slots := [t.id for spans in nodes for t, *_ in spans if isinstance(t, templates.Slots)]:
             own = [each[~np.isin(each, slots)] for each in own]
-        unparsed = map(find_unparsed, (text for spans in nodes for text, *_ in spans))
+        unparsed = map(known.find_unparsed, (text for spans in nodes for text, *_ in spans))
         if found := next(filter(None, unparsed), None):
             example, is_own = found
             # The text of a record is text as it should be, and `strict` allows it.
@@ -274,7 +279,7 @@ class _OfBlock:
         if len(nodes) > 1:  # a continuation goes on from its prefix
             pairs = zip(texts[1:], own[1:], strict=True)
             wholes = [(texts[0] + text, np.append(own[0], each)) for text, each in pairs]
-        decoded = ((text, spell(each)) for text, each in wholes)
+        decoded = ((text, known.spell(each)) for text, each in wholes)
         if changed := next((pair for pair in decoded if pair[0] != pair[1]), None):
             self._differ(CHANGED, _describe_change(*changed), number)
         marks = [tokenizer.begin_id] * 2, [tokenizer.end_id] * 2

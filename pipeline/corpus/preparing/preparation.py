@@ -36,7 +36,7 @@ from pipeline.corpus.stored.log import (
 )
 from pipeline.corpus.stored.manifest import Manifest, require_same_origin
 from pipeline.corpus.tasks import CAUSAL, Task
-from pipeline.errors import InvalidState, InvalidValue, counted, name_some, require_type
+from pipeline.errors import DoesNotFit, InvalidState, InvalidValue, counted, name_some, require_type
 from pipeline.fs.atomic import (
     as_path,
     atomic_write,
@@ -267,6 +267,11 @@ def _run(
         with _discarding(work):
             work.job.require_unchanged()  # or that is why
         raise
+    except MemoryError as error:
+        raise DoesNotFit(
+            "there is not enough memory to tokenise; use fewer workers, or divide the longest "
+            f"records ({error or 'MemoryError'}). Finished work is kept; run again to finish"
+        ) from error
 
 
 def _finish(work: Work, manifests: Mapping[str, Manifest], shards: int, engine: Engine) -> None:
