@@ -304,7 +304,7 @@ class Windows:
             self._ended = True
             return {}
         number, self._read = self._read, self._read + 1
-        return {number: as_entries(element, number)} if is_wanted(number) else {}
+        return {number: as_entries(element)} if is_wanted(number) else {}
 
     def _restore(self, state: dict[str, Any]) -> None:
         """Reads again the elements that were held at the beginning of a window."""
@@ -482,15 +482,9 @@ class _NumberedSide(Side):
         return self._side.read_examples(self._numbers.searchsorted(examples), *more)
 
 
-def as_entries(element: Any, number: int) -> dict[str, Any]:
+def as_entries(element: Any) -> dict[str, Any]:
     """An element of a data set as a dict; others may use the memory of its arrays again."""
     entries = dict(element) if isinstance(element, Mapping) else {TOKENS: element}
-    if {"inputs", "targets"} & {*entries} and TOKENS not in entries:
-        raise InvalidValue(
-            f"element {number:,} has {', '.join(map(str, entries))}: pairs, or tokens that are "
-            "shifted already. A PackedStream shifts tokens itself: give {'tokens': ids}, marks "
-            "included. Pairs need a corpus: pipeline.prepare_pairs"
-        )
     return {n: each.copy() if isinstance(each, np.ndarray) else each for n, each in entries.items()}
 
 
@@ -499,6 +493,12 @@ def make_examples(
 ) -> AnyCorpus:
     """Elements with their numbers as examples; an error names the first that is none."""
     first, entries = elements[0]
+    if {"inputs", "targets"} & {*entries} and TOKENS not in entries:
+        raise InvalidValue(
+            f"element {first:,} has {', '.join(map(str, entries))}: pairs, or tokens that are "
+            "shifted already. A PackedStream shifts tokens itself: give {'tokens': ids}, marks "
+            "included. Pairs need a corpus: pipeline.prepare_pairs"
+        )
     for number, element in elements:
         if element.keys() != entries.keys():
             raise InvalidValue(
