@@ -541,9 +541,9 @@ def test_schedules_keep_the_past(place, given):
 
 LINES = """
 report corpus --tokens-per-batch 128 --max-buckets 2 --packing fill --overflow drop --seed 3
-report lengths.json --tokens-per-batch 16 --max-length 16 --json
-report odd.json --tokens-per-batch 128
-buckets lengths.npy --tokens-per-batch 128 --length-multiple 2 --attention segment --width 16
+report lengths.json --lengths --tokens-per-batch 16 --max-length 16 --json
+report odd.json --lengths --tokens-per-batch 128
+buckets lengths.npy --lengths --tokens-per-batch 128 --length-multiple 2 --attention segment
 show corpus --tokens-per-batch 64 --step 2 --row 1 --epoch 1 --color always
 show run --step 7 --row 0 --begin 1 --end 2
 check corpus
