@@ -138,7 +138,7 @@ def train(config: ConfigDict, workdir: epath.Path) -> int:
                 state = checkpoints.restore_state(saved.step, compiled.init.eval_shape(key))
             else:  # with the parameters of the run config.start_from, if that is given
                 state = trainer.start_from(config, compiled.init(key), corpus)
-            checkpoints.compile(state)  # the checksums
+            checkpoints.compile(state)  # its checksums, so that no save compiles anything
         trainer.describe_run(workdir, config, schedule, corpus, plan)  # for `lockstep` commands
 
         log = enter(trainer.TrainingLog(workdir, config, schedule, saved, clock, model, compiled))

@@ -127,7 +127,7 @@ def lay_out(
     piece = first.repeat(times) + ranges(0 * times, times) * of_entry.repeat(times)
     start = segments.cumsum() - segments  # the first segment of each pattern
     ends = np.cumsum([len(of_bucket) for of_bucket in packed.patterns])
-    found = []
+    flat_rows = []
     for shape, (low, high) in enumerate(itertools.pairwise([0, *ends.tolist()])):
         pattern = low + segments[low:high].argsort(kind="stable")
         copy = ranges(0 * pattern, rows[pattern])  # the number of each row in its pattern
@@ -141,8 +141,8 @@ def lay_out(
         columns = pieces[taken, None]
         if parts is not None:
             columns = np.column_stack([columns, *parts[:, which]])
-        found.append((number, columns))
-    return found
+        flat_rows.append((number, columns))
+    return flat_rows
 
 
 def _cut_entries(

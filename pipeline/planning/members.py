@@ -102,7 +102,7 @@ def as_corpora(given: Any) -> Mapping[str, Any]:
 def begin_of(given: Any, names: Iterable[str]) -> Any:
     """The corpora called `names`, which come first in `given`, in the form of `given`."""
     every = as_corpora(given)
-    found = {name: every[name] for name in names}
-    if hasattr(given, "corpora") and len(found) > 1:
-        return given.begin(sum(map(len, found.values())))
-    return found
+    corpora = {name: every[name] for name in names}
+    if hasattr(given, "corpora") and len(corpora) > 1:
+        return given.begin(sum(map(len, corpora.values())))
+    return corpora

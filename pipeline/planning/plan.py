@@ -337,12 +337,12 @@ class Plan:
 
     def whole_epochs(self, step: int) -> dict[str, int]:
         """The number of epochs of each corpus that end before `step`, by name."""
-        found = dict.fromkeys(self.names, 0)
+        epochs_of = dict.fromkeys(self.names, 0)
         stage = self.last_stage(step - 1)
         # Within a block, epochs that end in it are not over. No step after `step` is looked up.
         block = stage.assembly.block(max(step - 1, 0))
         epochs = stage.schedule.epochs(block.start if step < block.stop else step)
-        return found | dict(zip((stream.name for stream in stage.streams), epochs, strict=True))
+        return epochs_of | dict(zip((stream.name for stream in stage.streams), epochs, strict=True))
 
     # ---- figures
 

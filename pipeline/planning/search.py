@@ -134,12 +134,12 @@ class Search:
 
     def _column(self, room: Room) -> np.ndarray:
         """The cost of an example of each size in full rows of these lengths; infinite if longer."""
-        if (found := self._columns.get(room)) is None:
+        if (column := self._columns.get(room)) is None:
             share = (self._loads / [*room, *self._caps]).max(axis=1)
             holds = (self._sizes <= room).all(axis=1)
-            found = np.where(holds, share * self._row_price(room), np.inf)
-            self._columns[room] = found
-        return found
+            column = np.where(holds, share * self._row_price(room), np.inf)
+            self._columns[room] = column
+        return column
 
     def _row_price(self, room: Room) -> float:
         return self._stock.options.price(Bucket(1, room, self._stock.options.names))
@@ -148,14 +148,14 @@ class Search:
 
     def find(self, most: int) -> dict[int, BucketSet]:
         """The best set of each number of buckets up to `most`, by that number."""
-        found: dict[int, BucketSet] = {}
+        best_sets: dict[int, BucketSet] = {}
         best: list[tuple[Room, ...]] = [()]
         exact = self._cut_exactly(most) if self._is_unpacked else {}
         for number in range(1, most + 1):
             tried = {rooms for fewer in best for rooms in self._sets_with(fewer)}
             tried |= {*exact.get(number, ())}
-            limit = found[number - 1].cost * (1 - self._worth) if found else np.inf
-            costs = self._try(tried, limit, PACKED if found else len(tried))
+            limit = best_sets[number - 1].cost * (1 - self._worth) if best_sets else np.inf
+            costs = self._try(tried, limit, PACKED if best_sets else len(tried))
             if not costs:
                 break
             costs = self._improve(costs)
@@ -163,8 +163,8 @@ class Search:
             sets = [measured for measured in map(self.measure, best) if all(measured.batches[:-1])]
             if not sets:
                 break
-            found[number] = min(sets, key=lambda chosen: chosen.cost)
-        return found
+            best_sets[number] = min(sets, key=lambda chosen: chosen.cost)
+        return best_sets
 
     def _sets_with(self, rooms: tuple[Room, ...]) -> set[tuple[Room, ...]]:
         """The sets of some rooms and one of the candidates."""
@@ -241,7 +241,7 @@ class Search:
         if not np.isfinite(price).all():
             return {}
         least, begins = np.append(0, np.full(len(ends), np.inf)), []
-        found = {}
+        sets = {}
         for number in range(1, min(most, len(ends)) + 1):
             sums = [
                 least[: n + 1] + (examples[n + 1] - examples[: n + 1]) * price[n]
@@ -253,8 +253,8 @@ class Search:
             for begin in reversed(begins):
                 chosen.append((int(ends[end]),))
                 end = begin[end] - 1
-            found[number] = [tuple(reversed(chosen))]
-        return found
+            sets[number] = [tuple(reversed(chosen))]
+        return sets
 
     # ---- candidates
 
@@ -262,15 +262,15 @@ class Search:
         longest, multiple = np.array(self._longest), self._multiple
         positions = weigh(self._sizes, self._costs) * self._counts
         if len(longest) > 1:
-            found = self._make_vectors(positions)
+            lengths = self._make_vectors(positions)
         elif longest[0] <= EVERY * multiple[0]:
-            found = np.arange(multiple[0], longest[0] + 1, multiple[0])[:, None]
+            lengths = np.arange(multiple[0], longest[0] + 1, multiple[0])[:, None]
         else:
             least = min(round_up(self._sizes.min(), int(multiple[0])), longest[0])
             quantiles = _quantiles(self._sizes[:, 0], positions, QUANTILES)
             geometric = np.geomspace(least, longest[0], GEOMETRIC)
-            found = np.concatenate([quantiles, geometric])[:, None]
-        every = {*map(tuple, round_up(np.ceil(found).astype(np.int64), multiple).tolist())}
+            lengths = np.concatenate([quantiles, geometric])[:, None]
+        every = {*map(tuple, round_up(np.ceil(lengths).astype(np.int64), multiple).tolist())}
         every = set(map(self._complete, every | {self._longest})) | self._make_longer()
         return {room for room in every if weigh(room, self._costs) <= self._most}
 
@@ -283,39 +283,39 @@ class Search:
         room = min(room, float((self._limit / np.array(base)).min()))
         factors = [factor for factor in LONGER if factor < room]
         factors += [room] if room <= max(LONGER) else []
-        found = {base}
+        longer = {base}
         for factor in factors:
             length = (np.array(base) * factor).astype(np.int64) // self._multiple * self._multiple
             # Of several sides, each may be rounded down or up.
             ups = itertools.product(*[(0, multiple) for multiple in self._multiple.tolist()])
             for up in ups if len(base) > 1 else [(0,)]:
-                found.add(self._complete(tuple((length + up).tolist())))
+                longer.add(self._complete(tuple((length + up).tolist())))
         if len(base) > 1 and np.isfinite(self._limit).all():
-            found.add(self._complete(tuple(self._limit.tolist())))
-        found = {room for room in found if self._is_valid((room,))}
+            longer.add(self._complete(tuple(self._limit.tolist())))
+        longer = {room for room in longer if self._is_valid((room,))}
         if len(base) == 1 and 3 * base[0] <= EVERY * self._multiple[0]:
             last = min(int(max(LONGER) * base[0]), EVERY * int(self._multiple[0]))
             every = range(base[0], last + 1, int(self._multiple[0]))
-            return found | {(length,) for length in every if self._is_valid(((length,),))}
+            return longer | {(length,) for length in every if self._is_valid(((length,),))}
         if self._stands_in:
-            return found
+            return longer
         limit = SOME * max(base)
-        few = [self.measure((room,)) for room in sorted(found) if max(room) <= limit]
+        few = [self.measure((room,)) for room in sorted(longer) if max(room) <= limit]
         saved = 1 - min(measured.positions for measured in few) / few[0].positions
         if saved < WORTH_LONGER and few[0].batches[0] >= MANY:
             self._last = base
             return {base}
-        return found
+        return longer
 
     def _make_vectors(self, positions: np.ndarray) -> np.ndarray:
         """Lengths that hold the shorter examples: each the longest of them, and balanced."""
-        found = list[Room]()
+        vectors = list[Room]()
         share = (self._sizes / np.array(self._longest))[:, self._paid].max(axis=1)
         for limit in _quantiles(share, positions, QUANTILES):
             longest = self._sizes[share <= limit].max(axis=0)
             longest = round_up(np.maximum(longest, 1), self._multiple)
-            found += [tuple(longest.tolist()), self._balance(longest)]
-        return np.array(found)
+            vectors += [tuple(longest.tolist()), self._balance(longest)]
+        return np.array(vectors)
 
     def _balance(self, lengths: np.ndarray) -> Room:
         """Lengths of which the examples that these hold fill all sides: some are longer."""

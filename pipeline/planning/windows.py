@@ -131,8 +131,8 @@ class Windows:
         """The keys of the pieces of a window."""
         runs = self._runs[window]
         bounds = zip(self._edges[runs].tolist(), self._edges[runs + 1].tolist(), strict=True)
-        found = [self.pieces.keys(begin, end) for begin, end in bounds]
-        return found[0] if len(found) == 1 else np.concatenate(found)
+        keys = [self.pieces.keys(begin, end) for begin, end in bounds]
+        return keys[0] if len(keys) == 1 else np.concatenate(keys)
 
     def numbers(self, window: int) -> np.ndarray:
         """The numbers of the pieces of a window: int64."""
@@ -148,14 +148,14 @@ class Windows:
 
     def packed(self, window: int, counts: np.ndarray | None = None) -> Packed:
         """The packed histogram of a window; `counts` is the histogram, if known."""
-        if (found := self._packed.get(window)) is None:
+        if (packed := self._packed.get(window)) is None:
             counts = self._count(window) if counts is None else counts.copy()
             counts[0] = 0
             surplus = self._surplus[window].tolist() if len(self) > 1 else None
-            found = self._packer.pack(counts, surplus)
+            packed = self._packer.pack(counts, surplus)
             if len(self._packed) < KEPT:
-                self._packed[window] = found
-        return found
+                self._packed[window] = packed
+        return packed
 
 
 def _cut_runs(
