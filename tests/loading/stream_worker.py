@@ -28,7 +28,10 @@ def sizes_of(kind, process, count):
     number = {"equal": 120, "unequal": 150 - 40 * process, "skewed": 120}.get(kind, 90)
     if kind == "empty" and process:
         return []
-    low, high = ((2, 24), (40, 60))[process % 2] if kind == "skewed" else (1, 90)
+    if kind == "held":  # odd processes have read all theirs long before they have used it
+        number = 80 if process % 2 else 400
+    skewed = kind in ("skewed", "held")
+    low, high = ((2, 24), (40, 60))[process % 2] if skewed else (1, 90)
     return rng.integers(low, high, number).tolist()
 
 
@@ -62,8 +65,8 @@ def stream_of(asked, buckets=BUCKETS, **options):
     me, count = jax.process_index(), jax.process_count()
     source = Source(shard_of(asked["kind"], me, count), asked.get("fails"))
     mesh = mesh_of(data=count)
-    more = {"window": 40, "seed": asked.get("seed", 0), "ending": asked.get("ending", "pad")}
-    given = more | {"sharding": mesh} | options
+    more = {name: asked[name] for name in ("window", "seed", "ending") if name in asked}
+    given = {"window": 40, "sharding": mesh} | more | options
     return pipeline.PackedStream(grain.MapDataset.source(source), buckets, **given)
 
 

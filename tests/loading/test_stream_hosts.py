@@ -49,6 +49,8 @@ def ask(count, folder):
         }
         for kind, ending in itertools.product(KINDS, ("pad", "drop"))
     }
+    held = {"do": "whole", "kind": "held", "window": 100, "every": 20}
+    jobs["held pad"] = held | {"file": str(folder / "held pad")}
     jobs["fail"] = {"do": "fail", "kind": "equal", "file": str(folder / "fail")}
     jobs["refuse"] = {"do": "refuse", "kind": "equal"}
     jobs["load"] = {"do": "load", "kind": "unequal"}
@@ -121,6 +123,16 @@ def test_a_stream_that_drops_the_end_has_no_empty_row_and_nothing_twice(answers,
     assert all((b["inputs_segment_ids"][:, 0] > 0).all() for batches in each for b in batches)
     found = sum(map(positions_of, each), collections.Counter())
     assert not found - expected_of(kind, count)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_a_host_that_has_read_all_still_shares_its_steps(answers, count):
+    """Even if the last packs alone what others packed before, there would be twice the steps."""
+    each = [read(answers["folder"] / f"held pad.{process}.npz") for process in range(count)]
+    assert sum(map(positions_of, each), collections.Counter()) == expected_of("held", count)
+    rows = BUCKETS[1].rows // count
+    most = max(sum((b["inputs_segment_ids"] > 0).sum() for b in batches) for batches in each)
+    assert len(each[0]) < 1.35 * most / (rows * BUCKETS[1].length)
 
 
 @pytest.mark.parametrize("count", COUNTS)
