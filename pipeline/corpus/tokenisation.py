@@ -7,7 +7,6 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
 
 import numpy as np
 
-from pipeline.corpus.groups import add_parents
 from pipeline.corpus.tasks import (
     A_TASK,
     ABOVE,
@@ -17,6 +16,7 @@ from pipeline.corpus.tasks import (
     OF_PAIRS,
     TARGETS,
     Task,
+    add_parents,
     divide_features,
 )
 from pipeline.errors import InvalidType, InvalidValue, require_one_of, require_type

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from pipeline.corpus.groups import truncate_groups
 from pipeline.corpus.interface import AnyCorpus
-from pipeline.corpus.pairs import open_corpus
+from pipeline.corpus.opening import open_corpus
 from pipeline.errors import (
     InvalidType,
     InvalidValue,

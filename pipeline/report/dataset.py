@@ -11,7 +11,7 @@ from etils import epath
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.links import guess
 from pipeline.corpus.manifest import MANIFEST
-from pipeline.corpus.pairs import open_corpus
+from pipeline.corpus.opening import open_corpus
 from pipeline.errors import InvalidValue, Missing, StorageError, suggest_option
 from pipeline.fs.atomic import as_path
 from pipeline.planning.bucket import PAIR, Bucket

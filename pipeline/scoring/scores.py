@@ -20,7 +20,7 @@ from jax.extend.core import Literal
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, use_abstract_mesh
 
 from pipeline.corpus.interface import AnyCorpus
-from pipeline.corpus.pairs import open_corpus
+from pipeline.corpus.opening import open_corpus
 from pipeline.corpus.parts import json_digest
 from pipeline.errors import InvalidType, InvalidValue, require_whole, suggest_option
 from pipeline.fs.atomic import atomic_write, directory_lock, make_directory, remove_files

@@ -17,7 +17,8 @@ import pipeline.report
 from pipeline import Bucket, Corpora, Corpus, Feature, Plan, errors, fit_buckets, prepare
 from pipeline.cli.check import check_corpus, check_plan
 from pipeline.cli.commands import DAMAGED, FINE, WRONG
-from pipeline.corpus import Masked, open_corpus
+from pipeline.corpus import Masked
+from pipeline.corpus.opening import open_corpus
 from pipeline.corpus.tasks import INPUTS
 from pipeline.history import write_history
 from pipeline.text.sources import Records, TextFiles

@@ -16,10 +16,9 @@ import numpy as np
 
 from pipeline import Batches, Bucket, Corpora, Corpus, Plan, Writer
 from pipeline.corpus.engines import Processes
-from pipeline.corpus.groups import add_parents
 from pipeline.corpus.manifest import Manifest
 from pipeline.corpus.preparation import prepare_job, prepare_share
-from pipeline.corpus.tasks import ABOVE, CAUSAL, GROUPS
+from pipeline.corpus.tasks import ABOVE, CAUSAL, GROUPS, add_parents
 from pipeline.corpus.tokenisation import Job
 from pipeline.errors import Exists, InvalidState, UserError
 from pipeline.fs import as_path, atomic_write, directory_lock
