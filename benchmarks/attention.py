@@ -29,7 +29,7 @@ from models.flops import step_flops
 from models.loss import cross_entropy
 from models.parameters import decay_mask
 from pipeline import Bucket, Plan
-from pipeline.history.run_stats import peak_of
+from trainer.stats import peak_of
 
 REPEATS = 3
 

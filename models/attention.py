@@ -14,7 +14,7 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from models.blocked import blocked_attention, needed_blocks
-from models.mesh import per_device, splits_length
+from models.mesh import per_device, repeat_heads, splits_length
 from models.splash import splash_attention, splash_available, splash_until
 from models.visibility import Visibility, by_segment, causal_until, seen, segment_ends
 
@@ -119,7 +119,7 @@ def make_attention(
 
     def checked(q: Array, k: Array, v: Array) -> Array:
         _check_shapes(q, k, v, *shapes)
-        return attend(q, k, v)
+        return attend(q, *(repeat_heads(x, q.shape[2]) for x in (k, v)))
 
     return checked
 

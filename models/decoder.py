@@ -43,7 +43,16 @@ class Decoder(nnx.Module):
         `visible_until`, int32 [B, L], is a field of batches with groups: continuations of one
         prefix, which do not see one another.
         """
-        hidden_BLD = self.transformer(
+        return self.embedding.logits(self.hidden(inputs, segment_ids, positions, visible_until))
+
+    def hidden(
+        self,
+        inputs: Array,
+        segment_ids: Array,
+        positions: Array,
+        visible_until: Array | None = None,
+    ) -> Array:
+        """Return the vectors [B, L, D] from which `embedding.logits` makes the logits."""
+        return self.transformer(
             self.embedding(inputs), segment_ids, positions, visible_until_BL=visible_until
         )
-        return self.embedding.logits(hidden_BLD)

@@ -45,11 +45,30 @@ class EncoderDecoder(nnx.Module):
         targets_positions: Array,
     ) -> Array:
         """Return float32 logits [B, L, V]; the first three are int32 [B, S], the others [B, L]."""
+        hidden_BLD = self.hidden(
+            inputs,
+            inputs_segment_ids,
+            inputs_positions,
+            decoder_inputs,
+            targets_segment_ids,
+            targets_positions,
+        )
+        return self.embedding.logits(hidden_BLD)
+
+    def hidden(
+        self,
+        inputs: Array,
+        inputs_segment_ids: Array,
+        inputs_positions: Array,
+        decoder_inputs: Array,
+        targets_segment_ids: Array,
+        targets_positions: Array,
+    ) -> Array:
+        """Return the vectors [B, L, D] from which `embedding.logits` makes the logits."""
         memory_BSD = self.encoder(self.embedding(inputs), inputs_segment_ids, inputs_positions)
-        hidden_BLD = self.decoder(
+        return self.decoder(
             self.embedding(decoder_inputs),
             targets_segment_ids,
             targets_positions,
             memory=(memory_BSD, inputs_segment_ids),
         )
-        return self.embedding.logits(hidden_BLD)

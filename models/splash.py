@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from models.visibility import by_segment, causal_until
+from models.visibility import KEPT, by_segment, causal_until
 
 LANES = 128  # numbers side by side in a TPU register; lengths must be a multiple
 OLDEST = (0, 0, 17)
@@ -130,6 +130,7 @@ def _kernel(kernel, shape, causal, window):
         block_kv=block_kv,
         block_q_dkv=block_q,
         block_kv_dkv=block_kv,
+        residual_checkpoint_name=KEPT,
         interpret=jax.default_backend() != "tpu",
     )
     return kernel.make_splash_mha_single_device(mask, config=config)

@@ -15,6 +15,7 @@ from models.attention import Attend, make_attention
 from models.config import TransformerConfig
 from models.layers import Attention, RMSNorm, SwiGLU
 from models.mesh import split_batch
+from models.visibility import KEPT
 
 # Small, as in GPT-2: with shared input and output vectors, larger ones would make a fresh model
 # predict that each token repeats itself, and the first loss far above ln(vocab_size).
@@ -129,7 +130,8 @@ class Transformer(nnx.Module):
             return split_batch(layer(x_BLD, positions_BL, attend, across)), None
 
         if self.config.remat:
-            run = jax.checkpoint(run, prevent_cse=not scan)
+            kept = jax.checkpoint_policies.save_only_these_names(KEPT)
+            run = jax.checkpoint(run, prevent_cse=not scan, policy=kept)
         if scan:
             x_BLD, _ = jax.lax.scan(run, x_BLD, nnx.state(self.layers))
         else:

@@ -17,8 +17,9 @@ from pipeline.corpus import INPUTS
 from pipeline.loading.loader import LoadOptions
 from pipeline.planning.options import PlanOptions
 from pipeline.text import sources, templates, tokenizers
-from pipeline.trainer import corpora
+from pipeline.text.config import open_source, open_template, open_tokenizer
 from tests.processes import ROOT
+from trainer.corpora import open_view
 
 KINDS = {
     name
@@ -43,7 +44,8 @@ def said(node):
 def messages():
     """The messages of errors for users, by their places; but for reasons, which others tell."""
     found = {}
-    for path in sorted((ROOT / "pipeline").rglob("*.py")):
+    places = [path for place in ("pipeline", "trainer") for path in (ROOT / place).rglob("*.py")]
+    for path in sorted(places):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") in KINDS and node.args:
                 text = said(node.args[-1])
@@ -104,12 +106,12 @@ CALLS = {
     "write": lambda folder, **given: pipeline.Writer(folder, **given),
     "mask": lambda folder, **given: pipeline.Masked(unshifted(folder), **given),
     "chat": lambda _, **given: templates.Chat(**given),
-    "open_source": lambda _, **given: corpora.open_source(SOURCE | given, "config.train"),
-    "open_template": lambda _, **given: corpora.open_template(ANSWER | given),
-    "open_view": lambda folder, **given: corpora.open_view({"kind": "masked"} | given, 1)(
+    "open_source": lambda _, **given: open_source(SOURCE | given, "config.train"),
+    "open_template": lambda _, **given: open_template(ANSWER | given),
+    "open_view": lambda folder, **given: open_view({"kind": "masked"} | given, 1)(
         unshifted(folder)
     ),
-    "open_tokenizer": lambda folder, **given: corpora.open_tokenizer(MODEL | given, [], folder),
+    "open_tokenizer": lambda folder, **given: open_tokenizer(MODEL | given, [], folder),
 }
 
 # The options of each, but for functions, names and objects of other classes, which may be anything.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pipeline
+from pipeline import registry
 from pipeline.planning.packing import PACKINGS
 from pipeline.planning.pieces import OVERFLOWS
 
@@ -38,9 +39,10 @@ LENGTHS = f"""{TOKENS}
 Or lengths alone: .json that maps length to count, as {{"12": 3400, "13": 3120}}, or with
 --lengths a .npy array of integers."""
 
-IN = """\
-the names are token files of another program, which are read in place: arrow, npy, megatron or flat,
-with options of that method of pipeline.InPlace, as in --tokens flat dtype=uint16 end=50256"""
+IN = f"""\
+the names are token files of another program, which are read in place; FORMAT is one of
+{", ".join(registry.names("tokens"))}, as in --tokens flat dtype=uint16 end=50256 (options: lockstep
+kinds tokens)"""
 
 
 def _whole(text: str, least: int = -(1 << 63)) -> int:
@@ -188,6 +190,14 @@ def parser() -> argparse.ArgumentParser:
     group.add_argument("--worst", type=_count, metavar="N", help=worst)
     group.add_argument("--document", type=_whole, metavar="N", help="the history of a document")
 
+    flag = add(
+        "kinds",
+        "the kinds of records, tokens, templates, tokenizers and views, with their options",
+        "A config\nand Python spell the options alike. Kinds of other packages that are installed "
+        "are among them.",
+    )
+    flag("group", nargs="?", choices=[*registry.KINDS], help="one group (all)")
+
     more = "If it is\ninterrupted, run it again to continue."
     flag = add("prepare", "tokenise text into a corpus, once and in parallel", more)
     flag(
@@ -199,23 +209,20 @@ def parser() -> argparse.ArgumentParser:
     )
     flag("--tokens", nargs="+", metavar=("FORMAT", "NAME=VALUE"), help=IN)
     flag("--into", metavar="DIRECTORY", help="the directory of the corpus")
-    kinds = ("text", "jsonl", "parquet", "arrow")
-    flag(
-        "--kind", choices=kinds, default="", help="the kind of files, if their names do not say it"
-    )
+    about = "the kind of files, if their names do not say it: "
+    about += f"{', '.join(registry.names('records'))} (options: lockstep kinds records)"
+    flag("--kind", nargs="+", metavar=("KIND", "NAME=VALUE"), default=[""], help=about)
     flag("--field", default="text", help="the field of a record that holds its text (text)")
-    about = "instead of --field, the text of a record and its loss: answer prompt='{question}' "
-    about += "answer='{answer}'; or chat; or preference; with other fields of templates.Answer, "
-    about += (
-        "templates.Chat or templates.Preference; or MODULE:NAME of a function, whose attribute "
-    )
-    about += "features describes the sides that it returns"
+    about = "instead of --field, the text of a record and its loss; KIND is one of "
+    about += f"{', '.join(registry.names('templates'))}, as in --template answer "
+    about += "prompt='{question}' answer='{answer}' (fields: lockstep kinds templates); or "
+    about += "MODULE:NAME of a function, whose attribute features describes the sides it returns"
     flag("--template", nargs="+", metavar=("KIND", "NAME=TEXT"), help=about)
     flag(
         "--tokenizer",
         default="bytes",
-        help="bytes; or sentencepiece, trained on this text; or a sentencepiece .model; or a "
-        "Hugging Face tokenizer.json (bytes)",
+        help=f"{', '.join(registry.names('tokenizers'))}; or the file of one, such as "
+        "tokenizer.json or a sentencepiece .model; sentencepiece is trained on this text (bytes)",
     )
     flag("--vocab-size", type=_count, default=8192, help="of a tokenizer that is trained (8192)")
     about = "the mark {} each text; '' for none (the tokenizer's own)"

@@ -10,6 +10,7 @@ import re
 import shlex
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,8 +29,8 @@ def _open(arguments: argparse.Namespace, *, tokens: bool = False) -> tuple[Any, 
     """The dataset and the options of the command line; `tokens`: not only lengths."""
     from pipeline.cli.prepare import open_flags, prepare_config
     from pipeline.history.plans import NAME, read_history
+    from pipeline.history.run_config import read_config
     from pipeline.report import Options, from_corpus, from_run, open_dataset
-    from pipeline.trainer.stored_config import read_batches
 
     paths = [arguments.data] if isinstance(arguments.data, str) else arguments.data
     options = {name: getattr(arguments, name) for name, _, _ in PLANNING}
@@ -43,7 +44,9 @@ def _open(arguments: argparse.Namespace, *, tokens: bool = False) -> tuple[Any, 
                 f"plan of the run in {paths[0]}; remove the options, or give the corpus"
             )
         corpus, plan = read_history(workdir)
-        dataset = from_run(corpus, paths[0], plan, read_batches(workdir))
+        batches = (read_config(workdir) or {}).get("batches", {})  # none of another loop
+        batches = {name: value for name, value in batches.items() if value is not None}
+        dataset = from_run(corpus, paths[0], plan, batches)
     elif arguments.tokens:
         dataset = from_corpus(open_flags(arguments.tokens, paths), " + ".join(paths))
     elif configs and len(paths) > 1:
@@ -67,6 +70,16 @@ def _open(arguments: argparse.Namespace, *, tokens: bool = False) -> tuple[Any, 
 def _is_config(path: str) -> bool:
     """Whether a path is FILE.py or FILE.py:ARGUMENT."""
     return path.split(":", 1)[0].endswith(".py")
+
+
+def kinds(arguments: argparse.Namespace) -> None:
+    """Prints the kinds of a group, or of all, with their options."""
+    from pipeline import registry
+
+    for group in [arguments.group] if arguments.group else registry.KINDS:
+        print(f"{group}\n")
+        for kind in registry.kinds(group):
+            print(textwrap.indent(f"{kind}", "  "), end="\n\n")
 
 
 def report(arguments: argparse.Namespace) -> None:
@@ -205,7 +218,9 @@ def _write(path: str, content: bytes) -> None:
     print(f"wrote {path}", file=sys.stderr)
 
 
-COMMANDS = {each.__name__: each for each in (report, buckets, show, check, audit, why, prepare)}
+COMMANDS = {
+    each.__name__: each for each in (report, buckets, show, check, audit, why, kinds, prepare)
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -70,7 +70,7 @@ class Shown:
         self.place = f"epoch {epoch}, {batch}"
         length = " + ".join(f"{each:,}" for each in self.bucket.lengths)
         self.shape = f"{counted(self.bucket.rows, 'row')} × {length}"
-        costs = plan.options.costs
+        costs = plan.options.cost
         real = weigh(self.planned.segments[:, 3:].sum(axis=0), costs)
         self.padding = 1 - real / (self.bucket.rows * weigh(self.bucket.lengths, costs))
         sides = zip(corpus.sides.items(), self.bucket.sides, strict=True)

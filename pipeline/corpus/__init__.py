@@ -20,13 +20,13 @@ from pipeline.corpus.middle import FillInTheMiddle
 from pipeline.corpus.pairs import Pairs
 from pipeline.corpus.pictures import patch_grid, patchify
 from pipeline.corpus.prefixes import find_prefixes
-from pipeline.corpus.preparation import prepare, prepare_job, prepare_pairs, prepare_share
+from pipeline.corpus.preparing.job import Job
+from pipeline.corpus.preparing.preparation import prepare, prepare_job, prepare_pairs, prepare_share
 from pipeline.corpus.side import Side
 from pipeline.corpus.sides import Sides
 from pipeline.corpus.split import Split
+from pipeline.corpus.stored.writer import Writer
 from pipeline.corpus.tasks import CAUSAL, INPUTS, TARGETS, Task
-from pipeline.corpus.tokenisation import Job
-from pipeline.corpus.writer import Writer
 
 __all__ = [
     "CAUSAL",

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from pipeline.corpus.cache import PartCache
 from pipeline.corpus.interface import SingleCorpus
-from pipeline.corpus.manifest import Manifest, damage, open_part
-from pipeline.corpus.parts import write_part
-from pipeline.corpus.reader import LocalParts, PartStore, Reader
+from pipeline.corpus.stored.cache import PartCache
+from pipeline.corpus.stored.directory import damage
+from pipeline.corpus.stored.manifest import Manifest, open_part
+from pipeline.corpus.stored.memory import PartStore
+from pipeline.corpus.stored.parts import write_part
+from pipeline.corpus.stored.reader import LocalParts, Reader
 from pipeline.corpus.tasks import TASKS
 from pipeline.errors import InvalidValue, suggest_option
 from pipeline.fs.atomic import directory_lock

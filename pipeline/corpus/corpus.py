@@ -12,26 +12,20 @@ import numpy as np
 from etils import epath
 
 from pipeline.corpus.added import AddedFeatures, add_features, find_added
-from pipeline.corpus.cache import PartCache, default_directory
 from pipeline.corpus.groups import Groups
 from pipeline.corpus.interface import AnyCorpus, SingleCorpus, computed
 from pipeline.corpus.joined import Joined
-from pipeline.corpus.log import read_counts
-from pipeline.corpus.manifest import (
-    LENGTHS,
-    MANIFEST,
-    Manifest,
-    damage,
-    open_part,
-    read_lengths,
-    require_same_origin,
-)
 from pipeline.corpus.nested import divide_groups
-from pipeline.corpus.reader import LocalParts, PartStore, Reader
 from pipeline.corpus.sides import Sides, record_sides, require_names
+from pipeline.corpus.stored.cache import PartCache, default_directory
+from pipeline.corpus.stored.directory import LENGTHS, MANIFEST, damage
+from pipeline.corpus.stored.log import read_counts
+from pipeline.corpus.stored.manifest import Manifest, open_part, read_lengths, require_same_origin
+from pipeline.corpus.stored.memory import PartStore
+from pipeline.corpus.stored.reader import LocalParts, Reader
+from pipeline.corpus.stored.writer import ARRAYS, Writer
 from pipeline.corpus.tasks import A_TASK, CAUSAL, GROUPS, TASKS, Task
 from pipeline.corpus.tasks import ARRAYS as OF_ARRAYS
-from pipeline.corpus.writer import ARRAYS, Writer
 from pipeline.errors import Exists, InvalidValue, require_type, require_whole
 from pipeline.fs.atomic import as_path, is_local, write_once
 from pipeline.planning.lengths import NO_EXAMPLES, digest

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from pipeline import registry
 from pipeline.corpus.interface import KINDS, AnyCorpus
-from pipeline.corpus.manifest import damage, read_entries, write_entries
+from pipeline.corpus.stored.directory import damage, read_entries, write_entries
 from pipeline.corpus.tasks import TASKS, Task
 from pipeline.errors import InvalidValue, suggest_option
 from pipeline.fs.atomic import as_path, is_local, make_directory
@@ -104,9 +105,16 @@ def from_json(value: Any, root: epath.PathLike = ".") -> Any:
         found["directory"] = as_path(root) / found["directory"]
     if make := VALUES.get(kind):
         return make(**found)
-    if kind not in KINDS:
+    if (made := _find(kind)) is None:
         raise InvalidValue(f"there is no kind of corpus {suggest_option(kind, [*KINDS])}")
-    return KINDS[kind].make(**found)
+    return made.make(**found)
+
+
+def _find(kind: Any) -> type[AnyCorpus] | None:
+    """The class of corpora of a kind, which may be a view of another package."""
+    if kind not in KINDS and kind in registry.names("views"):
+        registry.find("views", kind)  # a class is in KINDS once it is imported
+    return KINDS.get(kind)
 
 
 def absolute(path: epath.PathLike) -> str:
@@ -126,7 +134,7 @@ def read_description(directory: epath.Path) -> dict[str, Any] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     del entries["schema_version"]
-    if entries.get("kind") not in KINDS:
+    if _find(entries.get("kind")) is None:
         raise damage(path, f"its kind is {entries.get('kind')!r}")
     return entries
 

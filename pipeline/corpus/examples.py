@@ -8,9 +8,9 @@ import numpy as np
 from pipeline.corpus.groups import Groups
 from pipeline.corpus.interface import AnyCorpus, SingleCorpus, computed
 from pipeline.corpus.nested import divide_groups
-from pipeline.corpus.reader import Reader
 from pipeline.corpus.renumbered import Renumbered
 from pipeline.corpus.sides import Sides
+from pipeline.corpus.stored.reader import Reader
 from pipeline.corpus.tasks import A_TASK, ARRAYS, CAUSAL, GROUPS, Task
 from pipeline.errors import InvalidValue, require_type, require_whole
 from pipeline.text.features import WEIGHTS, Feature

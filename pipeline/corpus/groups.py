@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.corpus.gather import Fields, gather
 from pipeline.corpus.interface import AnyCorpus, SingleCorpus, computed
 from pipeline.corpus.nested import Shape, divide_columns
-from pipeline.corpus.reader import Pieces
+from pipeline.corpus.stored.gather import Fields, gather
+from pipeline.corpus.stored.reader import Pieces
 from pipeline.corpus.tasks import ABOVE, CAUSAL
 from pipeline.corpus.trees import Nodes, Tree
 from pipeline.errors import InvalidValue, counted, require_whole

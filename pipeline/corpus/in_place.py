@@ -1,88 +1,72 @@
 """Tokens of other programs, in place: columns of Arrow files, and flat arrays."""
 
+import abc
 import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 import numpy as np
-from etils import epath
 
-from pipeline.corpus import token_columns, token_files
-from pipeline.corpus.gather import Fields, address_of, gather
+from pipeline import registry
 from pipeline.corpus.interface import SingleCorpus, computed
-from pipeline.corpus.parts import Segments
-from pipeline.corpus.reader import InMemory, Pieces, Reader
-from pipeline.corpus.tasks import CAUSAL, INPUTS, Task
-from pipeline.corpus.token_files import Lists, TokenFiles
-from pipeline.errors import InvalidType, InvalidValue, require_one_of, require_whole, suggest_option
+from pipeline.corpus.stored.gather import Fields, address_of, gather
+from pipeline.corpus.stored.memory import InMemory, Segments
+from pipeline.corpus.stored.reader import Pieces, Reader
+from pipeline.corpus.tasks import CAUSAL, INPUTS
+from pipeline.corpus.tokens.token_files import Lists
+from pipeline.errors import InvalidType, InvalidValue, require_whole, suggest_option
 from pipeline.fs.atomic import is_local
 from pipeline.planning.identity import fingerprint_of
 from pipeline.planning.lengths import NO_EXAMPLES
-from pipeline.text.features import LOSS_WEIGHTS, OF_TOKENS, TOKEN_IDS, TOKENS, WEIGHTS, Feature
+from pipeline.text.features import LOSS_WEIGHTS, OF_TOKENS, TOKEN_IDS, TOKENS, WEIGHTS
 from pipeline.text.ragged import IDS
 from pipeline.text.sources import files
 from pipeline.text.tokenizers import Tokenizer
 
-# How the files of each format are read; a class method of `InPlace` has the same name.
-READERS: dict[str, Callable[..., TokenFiles]] = {
-    "arrow": token_columns.arrow,
-    "npy": token_files.npy,
-    "megatron": token_files.megatron,
-    "flat": token_files.flat,
-}
-
-
-class Options(TypedDict, total=False):
-    """The options of `InPlace`, for type checkers; `InPlace` describes them."""
-
-    task: Task
-    vocab_size: int | None
-    tokenizer: Tokenizer | None
-    marks: tuple[int | None, int | None]
-    split: str | None
-    features: Mapping[str, Feature] | None
-    labels: str | None
-    weights: files.Paths | tuple[()] | None
-    dtype: Any
-    end: int | tuple[()] | None
-    begin: int | None
-    skip: int
-
-
-# The options of all formats; the arguments of their readers are the others.
+# The options of all formats.
 COMMON = "task", "vocab_size", "tokenizer", "marks"
 
 
-class InPlace(SingleCorpus):
-    """Tokens that another program stored, read in place; made by a class method for their format.
+class _Spellings(abc.ABCMeta):
+    """Makes `InPlace.flat(paths, …)` of `InPlace("flat", paths, …)`, and so for each format."""
 
-    `InPlace("megatron", paths, …)` is `InPlace.megatron(paths, …)`. Files are mapped. Memory holds
-    where each example begins (8 bytes) and its length (4). Ids must be from 0 and below
-    `vocab_size` and 2**31, which is checked as they are read; `verify` reads everything. Files in
-    object storage are first copied into the directory of the user's caches.
+    def __getattr__(cls, name: str) -> Callable[..., "InPlace"]:
+        known = registry.names("tokens")
+        if name not in known:
+            raise AttributeError(f"InPlace has no attribute {suggest_option(name, known)}")
+
+        def spelling(*paths: files.Paths, **options: Any) -> "InPlace":
+            return cls(name, [*paths], **options)
+
+        made = registry.find("tokens", name).make
+        spelling.__name__, spelling.__doc__ = name, inspect.getdoc(made)
+        return spelling
+
+    def __dir__(cls) -> list[str]:
+        return [*super().__dir__(), *registry.names("tokens")]
+
+
+class InPlace(SingleCorpus, metaclass=_Spellings):
+    """Tokens that another program stored, read in place, as `InPlace.flat("train.bin", …)`.
+
+    `InPlace("flat", paths, …)` is the same, and so for each format: `arrow`, `npy`, `megatron` and
+    `flat`; `help(InPlace.flat)` describes its files and options.
+
+    Files are mapped. Memory holds where each example begins (8 bytes) and its length (4). Ids must
+    be from 0 and below `vocab_size` and 2**31, which is checked as they are read; `verify` reads
+    everything. Files in object storage are first copied into the directory of the user's caches.
 
     Args:
-        format: the name of a class method.
-        paths: names or globs of files, local or in a bucket, or what the method says.
-        **options: those of the method.
-
-    Options:
+        format: the name of a format: a kind of `tokens`; see `pipeline.registry`.
+        paths: names or globs of files, local or in a bucket, or what the format says.
+        **options: those of the format, and the next four.
         task: decides the fields and the lengths (`CAUSAL`); see `pipeline.corpus.tasks`.
         vocab_size: ids are below this; default: that of the tokenizer, or unknown.
         tokenizer: made the ids. It decodes them, and lets the corpus join others of it.
         marks: the ids to read before and after each example, if the files lack them, or None, such
             as (1, None); the tokens are not copied. A last mark has the weight 1.
-        features: of `arrow`, as are the next two: columns to read as features, by name; for tokens,
-            lists with a value for each.
-        labels: a column of the ids themselves, or -100 where there is no loss, not shifted.
-        weights: columns with a weight for each token, such as "completion_mask", whose product
-            counts; `sources_len` has the number of tokens without a loss at the start. In a column
-            `attention_mask`, 0 is padding, which is dropped; a column `seq_lengths` divides rows
-            into the sequences that are packed into them. Of `flat`, files with a byte for each
-            token, 1 to train on it. (): train on all tokens, though there are such columns or
-            files.
 
     Attributes:
         format, paths, options: as given; without options that are None.
@@ -97,19 +81,19 @@ class InPlace(SingleCorpus):
     kind = "in_place"
 
     def __init__(self, format: str, paths: files.Paths, **options: Any):
-        require_one_of("format", format, READERS)
+        kind = registry.find("tokens", format, "format")
         if not isinstance(paths, str | os.PathLike) and len(paths) == 1:
             (paths,) = paths
         self.format, self.paths = format, paths
         self.options = {name: value for name, value in options.items() if value is not None}
-        known = _list_options(READERS[format])
+        known = {*COMMON, *kind.options}
         for name in self.options:
             if name not in known:
                 raise InvalidType(
                     f"the format {format!r} has no option {suggest_option(name, known)}"
                 )
         own = {n: value for n, value in self.options.items() if n not in COMMON}
-        found = READERS[format](paths, **own)
+        found = kind.make(paths, **own)
         if not found.groups:
             raise InvalidValue(f"{paths} holds no document; give files with at least one")
         self.task, self.marks = self.options.get("task", CAUSAL), _check_marks(options.get("marks"))
@@ -164,50 +148,6 @@ class InPlace(SingleCorpus):
             owner=f"{self!r}",
         )
         self.reader.vocab_size = self._limit
-
-    @classmethod
-    def arrow(
-        cls, paths: files.Paths, column: str = "input_ids", **options: Unpack[Options]
-    ) -> "InPlace":
-        """Lists of ids, the entries of a column of Arrow IPC or Feather files.
-
-        Or of the folder of a Hugging Face data set that was saved to disk, whose `state.json` names
-        its files; `split` is the split to read, if it has some.
-        """
-        return cls("arrow", paths, column=column, **options)
-
-    @classmethod
-    def npy(
-        cls, tokens: epath.PathLike, offsets: epath.PathLike, **options: Unpack[Options]
-    ) -> "InPlace":
-        """A flat `.npy` array of ids [tokens], with offsets [examples + 1] in another.
-
-        Offsets are integers from 0 to the number of tokens: example `i` is
-        `tokens[offsets[i]:offsets[i + 1]]`.
-        """
-        return cls("npy", [tokens, offsets], **options)
-
-    @classmethod
-    def megatron(cls, prefixes: files.Paths, **options: Unpack[Options]) -> "InPlace":
-        """The documents of Megatron's indexed data sets.
-
-        The prefix `data/my_text_document` stands for the files `data/my_text_document.bin` and
-        `.idx`. Several sequences of a document (of `…_sentence`) are one example.
-        """
-        return cls("megatron", prefixes, **options)
-
-    @classmethod
-    def flat(cls, paths: files.Paths, **options: Unpack[Options]) -> "InPlace":
-        """The documents of files that hold ids alone, as nanoGPT, llm.c and OLMo write.
-
-        The order of the files is that of the tokens. A document that goes on in the next file is
-        one example, which is copied. A file `NAME.csv.gz` beside `NAME.npy`, with lines
-        `start,end,…`, says where documents are. Else `end` is the id that ends each (nanoGPT:
-        50256), or `begin` the id that begins each (llm.c: by the header); with `end=()`, each file
-        is one. `dtype` is that of the ids, such as "uint16" (llm.c: by the header), and `skip` the
-        bytes before the ids of each file.
-        """
-        return cls("flat", paths, **options)
 
     def _read(self, pieces: Pieces, names: Sequence[str]) -> Fields:
         if not self.marks:
@@ -292,11 +232,6 @@ def _absolute(paths: Any) -> list[str]:
     """The whole names of files, which another working directory does not change."""
     named = [paths] if isinstance(paths, str | os.PathLike) else paths
     return [os.path.abspath(each) if is_local(each) else os.fspath(each) for each in named]
-
-
-def _list_options(read: Callable[..., TokenFiles]) -> set[str]:
-    """The names of the options of a format, by its reader."""
-    return {*COMMON, *list(inspect.signature(read).parameters)[1:]}
 
 
 def _check_marks(given: Any) -> tuple[int | None, int | None] | tuple[()]:

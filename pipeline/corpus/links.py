@@ -13,14 +13,10 @@ from pipeline.corpus.description import (
     write_description,
 )
 from pipeline.corpus.in_place import InPlace
-from pipeline.corpus.manifest import MANIFEST, damage
-from pipeline.corpus.token_files import NPY, index_of, is_llm_c, table_of
+from pipeline.corpus.stored.directory import MANIFEST, damage
 from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import as_path, make_directory
-from pipeline.text import sources, tokenizers
-from pipeline.text.sources import files
-from pipeline.text.sources.content import read_head
-from pipeline.text.sources.tables import is_saved
+from pipeline.text import tokenizers
 
 
 class Linked(InPlace):
@@ -80,35 +76,3 @@ def open_link(directory: epath.Path) -> Linked:
         )
     corpus.directory = directory
     return corpus
-
-
-def guess(path: epath.PathLike) -> str:
-    """The format of the token files that a path names; "" if they do not seem to be any."""
-    place, name = as_path(path), os.fspath(path)
-    if any(each in name for each in "*?["):
-        return guess(found[0]) if (found := files.find(name)) else ""
-    if place.is_dir():
-        if not is_saved(path):
-            return ""
-        splits = [place / "state.json", *place.glob("*/state.json")]
-        folder = next((each.parent for each in splits if each.exists()), place)
-        return "arrow" * ("input_ids" in sources.ArrowFiles(folder).names())
-    if as_path(index_of(path)).exists():
-        return "megatron"
-    if place.suffix == ".npy" and place.exists():
-        return "npy" if read_head(place).startswith(NPY) else "flat"
-    return "flat" * (place.suffix == ".bin" and place.exists())
-
-
-def call_for(path: epath.PathLike, format: str) -> str:
-    """How to open token files of a format, as the end of a sentence."""
-    more, flags = "", ""
-    if format == "flat" and not is_llm_c(read_head(first := files.find(path)[0])):
-        more, flags = ", dtype='uint16', end=50256", " dtype=uint16 end=50256"
-        if table_of(first).exists():
-            more, flags = ", dtype='uint16'", " dtype=uint16"
-    more = ", 'offsets.npy'" if format == "npy" else more
-    return (
-        f"holds tokens, which need no preparing: pipeline.InPlace.{format}"
-        f"({os.fspath(path)!r}{more}) opens them, and commands take --tokens {format}{flags}"
-    )

@@ -9,11 +9,12 @@ from etils import epath
 from pipeline.corpus.corpus import Corpus, OpenOptions, WithFeatures
 from pipeline.corpus.description import DESCRIPTION, read_description
 from pipeline.corpus.interface import AnyCorpus, read_as
-from pipeline.corpus.links import Linked, call_for, guess, open_link
-from pipeline.corpus.manifest import MANIFEST
+from pipeline.corpus.links import Linked, open_link
 from pipeline.corpus.pairs import Pairs, as_sides
 from pipeline.corpus.sides import read_sides
+from pipeline.corpus.stored.directory import MANIFEST
 from pipeline.corpus.tasks import TARGETS
+from pipeline.corpus.tokens.formats import describe_use, recognise
 from pipeline.errors import InvalidValue, Missing, require_whole
 from pipeline.fs.atomic import as_path
 
@@ -53,8 +54,8 @@ def open_corpus(directory: epath.PathLike, **options: Unpack[OpenOptions]) -> An
             return _open_one(place, **options)
     except Missing as error:
         missing = error
-    if form := guess(directory):
-        raise InvalidValue(f"{os.fspath(directory)} {call_for(directory, form)}")
+    if found := recognise(directory):
+        raise InvalidValue(f"{os.fspath(directory)} {describe_use(directory, found)}")
     raise missing or InvalidValue(
         f"{os.fspath(place)} is a file; give the directory of a corpus (to make one from text: "
         "lockstep prepare 'data/*.txt' --into corpus), or for ids in an Arrow file --tokens arrow "

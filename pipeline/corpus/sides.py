@@ -9,7 +9,7 @@ from etils import epath
 
 from pipeline.corpus.description import DESCRIPTION, read_description, write_description
 from pipeline.corpus.interface import KINDS, AnyCorpus, computed
-from pipeline.corpus.manifest import damage
+from pipeline.corpus.stored.directory import damage
 from pipeline.corpus.tasks import ARRAYS
 from pipeline.corpus.view import View
 from pipeline.errors import InvalidValue, require_one_of

@@ -104,7 +104,7 @@ def describe_changes(changes: Mapping[str, Any]) -> str:
 
 def find_corpora(plan: Plan, examples: np.ndarray) -> np.ndarray:
     """The number of the corpus of each example, whose numbers run over all corpora: int64 [n]."""
-    return np.searchsorted(plan.stages[-1].firsts, examples, side="right") - 1
+    return np.searchsorted(plan.stages[-1].members.firsts, examples, side="right") - 1
 
 
 def _damage(path: epath.Path, error: Exception) -> ValueError:

@@ -208,6 +208,27 @@ def field_specs(
     return specs
 
 
+def require_specs(
+    specs: "Mapping[str, jax.ShapeDtypeStruct]",
+    wanted: "Mapping[str, jax.ShapeDtypeStruct]",
+    what: str,
+) -> None:
+    """Refuses fields that differ from those that programs are compiled for; `what` names them."""
+
+    def describe(spec: Any) -> str:
+        return "not there" if spec is None else f"{spec.dtype} {[*spec.shape]}"
+
+    for name in dict.fromkeys([*wanted, *specs]):
+        was, now = (describe(each.get(name)) for each in (wanted, specs))
+        if was != now:
+            raise InvalidValue(
+                f"{name} of {what} is {now}, and was {was} in an empty batch, whose fields "
+                "loader.specs has; let the transform return the same fields, dtypes and shapes for "
+                "every batch of a bucket, or each other one would be compiled anew, on this host "
+                "alone"
+            )
+
+
 def _require_numbers(name: str, local: Any) -> np.dtype:
     """The dtype that a field has on a device."""
     import jax
@@ -277,21 +298,24 @@ def to_global(
     """
     # A device may read arrays of NumPy later, or use them as its own memory.
     copies = {name: copy.copy(field) for name, field in batch.items()}
-    return place(copies, batch_sharding(sharding), bucket=bucket, features=features)
+    specs = field_specs(batch, batch_sharding(sharding), bucket, features)
+    return place(copies, specs)
 
 
 def place(
-    batch: Mapping[str, Any],
-    sharding: "NamedSharding",
-    *,
-    bucket: Bucket | None,
-    features: Mapping[str, Feature] | None,
+    batch: Mapping[str, Any], specs: "Mapping[str, jax.ShapeDtypeStruct]", *, commit: bool = True
 ) -> "dict[str, jax.Array]":
-    """`to_global` for arrays that nobody writes to any more, without a copy of them."""
+    """`to_global` for arrays that nobody writes to any more, without a copy of them.
+
+    `specs` are those of `field_specs`. Without `commit`, arrays are on the default device as those
+    that JAX makes itself are, and may be used beside arrays on any device. `jax.jit` compiles a
+    function again for arrays that differ in this alone.
+    """
     import jax
 
-    specs = field_specs(batch, sharding, bucket, features)
     local = [_convert(name, batch[name], spec.dtype) for name, spec in specs.items()]
+    if not commit:
+        return dict(zip(specs, jax.device_put(local), strict=True))
     shardings = [spec.sharding for spec in specs.values()]
     shapes = [spec.shape for spec in specs.values()]
     # One call for all fields takes half of the time of a call for each.

@@ -87,7 +87,7 @@ class Search:
         self._stock, self._shape = stock, shape
         self._multiple, self._most, self._worth = multiple, most, worth
         self._limit: Any = np.inf if limit is None else limit
-        self._costs = stock.options.costs
+        self._costs = stock.options.cost
         self._paid = np.array(self._costs) > 0  # the sides that cost something
         self._sizes, self._counts = stock.examples
         longest = round_up(np.maximum(stock.longest, 1), multiple)
@@ -127,11 +127,13 @@ class Search:
             return known
         member = np.argmin([self._column(each) for each in key], axis=0)
         total = 0.0
-        for index, each in enumerate(key):
+        for index, member_lengths in enumerate(key):
             if not (mine := member == index).any():
                 continue
             loads = self._stock.scale * (self._counts[mine] @ self._loads[mine])
-            total += float((loads / [*each, *self._caps]).max()) * self._row_price(each)
+            total += float((loads / [*member_lengths, *self._caps]).max()) * self._row_price(
+                member_lengths
+            )
         if self._stands_in:
             total *= self._handicap(key[-1])
         self._bounds[key] = total

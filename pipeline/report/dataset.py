@@ -9,9 +9,9 @@ import numpy as np
 from etils import epath
 
 from pipeline.corpus.interface import AnyCorpus
-from pipeline.corpus.links import guess
-from pipeline.corpus.manifest import MANIFEST
 from pipeline.corpus.opening import open_corpus
+from pipeline.corpus.stored.directory import MANIFEST
+from pipeline.corpus.tokens.formats import recognise
 from pipeline.errors import InvalidValue, Missing, StorageError, suggest_option
 from pipeline.fs.atomic import as_path
 from pipeline.planning.bucket import PAIR, Bucket
@@ -117,10 +117,10 @@ def from_run(corpus: AnyCorpus, name: str, plan: Plan, batches: Mapping[str, Any
     options, buckets = select_options(FITTING, batches), plan.options.buckets
     others = ("weights", "by", "exclude")
     options |= plan.options.as_json([option for option in PLANNING if option not in others])
-    options["exclude"] = np.flatnonzero(plan.stages[-1].excluded)
+    options["exclude"] = np.flatnonzero(~plan.stages[-1].members.stays)
     if "buckets" in batches or buckets != plan.stages[0].options.buckets:
         options.pop("tokens_per_batch", None)  # not the budget of these buckets
-    costs = plan.options.costs
+    costs = plan.options.cost
     most = max(bucket.rows * weigh(bucket.lengths, costs) for bucket in buckets)
     options.setdefault("tokens_per_batch", int(most))
     return dataclasses.replace(from_corpus(corpus, name, options), plan=plan)
@@ -150,7 +150,8 @@ def open_dataset(paths: Sequence[str], *, lengths: bool = False) -> Dataset:
 
 def _open(path: str, lengths: bool) -> Dataset:
     place, name = as_path(path), path.rstrip("/")
-    form = guess(path) if place.suffix == ".npy" or place.is_file() else ""
+    found = recognise(path) if place.suffix == ".npy" or place.is_file() else None
+    form = found.name if found else ""
     if form == "npy" and not lengths:
         raise InvalidValue(
             f"{path} may hold lengths or tokens; add --lengths if it has the length of each "

@@ -84,7 +84,6 @@ def pack(
     options: dict[str, Any] = {"overflow": overflow, "max_segments": max_segments, "align": align}
     options["cost"] = cost
     plan = plan_update(examples.covering(), buckets, **options)
-    sharding = batch_sharding(sharding)
     batches = Batches(examples, plan, sharding=sharding, features=features)
     of_examples = [name for name, each in batches.features.items() if each.per_example]
     if of_examples and max_segments is None:
@@ -95,14 +94,16 @@ def pack(
         )
     if jax.process_count() > 1:  # the digest of all tokens takes longer than their plan
         hosts.require_agreement({"examples": {"of": examples.identity, "plan": plan.identity}})
-    return Packed(batches, sharding)
+    return Packed(batches)
 
 
 class Packed:
     """The batches of an update; each iterator begins at the first. `plan` is their plan."""
 
-    def __init__(self, batches: Batches, sharding: NamedSharding):
-        self.plan, self._batches, self._sharding = batches.plan, batches, sharding
+    def __init__(self, batches: Batches):
+        self.plan, self._batches = batches.plan, batches
+        self._sharding = batch_sharding(batches.sharding)
+        self._commit = batches.sharding is not None
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -112,7 +113,8 @@ class Packed:
         ahead: Any = self._batches.with_plans()
         for step in range(len(self)):
             planned, batch = ahead[step]
-            fields: Any = place(batch, sharding, bucket=planned.bucket, features=features)
+            specs = field_specs(batch, sharding, planned.bucket, features)
+            fields: Any = place(batch, specs, commit=self._commit)
             yield planned, fields
 
     @property

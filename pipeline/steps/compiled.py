@@ -53,8 +53,9 @@ class Compiled:
         specs: for each bucket, a `jax.ShapeDtypeStruct` for each field of a batch.
         donate: whether the step may overwrite its state.
         microbatches: the number for every bucket; "auto": for each bucket the fewest whose program
-            stays within `budget`, found by compiling, never by running out of memory; None: `step`
-            does not take microbatches.
+            stays within `budget`, found by compiling, never by running out of memory. The search
+            begins at the memory of the whole batch ÷ `budget`. None: `step` does not take
+            microbatches.
         budget: bytes on a device that a program may need; None or 0: the memory that devices
             report, the least over all hosts. CPUs report none.
         held: other arrays on the devices, like `state`: for a step that takes parameters alone,
@@ -63,6 +64,7 @@ class Compiled:
 
     Raises:
         MemoryError: a bucket needs more than the budget, however it is split.
+        ValueError: the state, here or at the first call, holds an array twice, and is donated.
     """
 
     def __init__(
@@ -78,6 +80,9 @@ class Compiled:
         **jit_options: Any,
     ):
         self.name, self.specs = step.__name__, dict(specs)
+        self._unchecked = donate  # whether the next state may still hold an array twice
+        if donate:
+            _require_own_arrays(state)
         self.budget = budget or device_memory()
         self._step, self._state, self._held = step, state, bytes_on_device(held)
         self._options: dict[str, Any] = jit_options | {"donate_argnums": (0,) if donate else ()}
@@ -124,9 +129,12 @@ class Compiled:
 
     def _fit(self, bucket: Bucket, more: list[int], program: Program) -> Program:
         """`program`, or the first with more microbatches that fits the budget."""
-        if self.budget is None:
+        if self.budget is None or program.memory <= self.budget:
             return program
-        for number in more:
+        # Microbatches divide a part of the memory at most, so fewer than this cannot fit. The last
+        # number is tried in any case, for the message.
+        least = -(-program.memory // self.budget)
+        for number in [n for n in more if n >= least] or more[-1:]:
             if program.memory <= self.budget:
                 break
             program = self._compile(self._lower(bucket, number), bucket, number)
@@ -147,6 +155,9 @@ class Compiled:
             TypeError: a field has another dtype.
         """
         shapes = _shapes(batch)
+        if self._unchecked:
+            _require_own_arrays(state)
+            self._unchecked = False
         for bucket, specs in self.specs.items():
             if _shapes(specs) == shapes:
                 return self.programs[bucket].run(state, dict(batch))
@@ -159,6 +170,25 @@ class Compiled:
 
 def _shapes(arrays: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     return {name: array.shape for name, array in arrays.items()}
+
+
+def _require_own_arrays(state: Any) -> None:
+    """Refuses a state of which two leaves are one array, which a step cannot overwrite for both."""
+    seen: dict[tuple[jax.Device, int], str] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        if not isinstance(leaf, jax.Array) or not leaf.size:
+            continue
+        if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.random.key_data(leaf)
+        own = jax.tree_util.keystr(path)
+        for shard in leaf.addressable_shards:
+            other = seen.setdefault((shard.device, shard.data.unsafe_buffer_pointer()), own)
+            if other != own:
+                raise InvalidValue(
+                    f"state{own} is the same array as state{other}, so a step with donate=True "
+                    f"would overwrite both; begin with a copy, as jax.tree.map(jnp.copy, …) makes, "
+                    "or give donate=False"
+                )
 
 
 def device_memory() -> int | None:

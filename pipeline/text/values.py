@@ -1,5 +1,6 @@
 """Values: what a field may hold where a text is due; and notes of what is not trained on."""
 
+import collections
 import contextvars
 import decimal
 import json
@@ -126,8 +127,8 @@ def _as_number(text: str) -> float:
 def _as_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        counts = collections.Counter(name for name, _ in pairs)
+        twice = next(name for name, count in counts.items() if count > 1)
         raise InvalidValue(f"it has the key {twice!r} twice; keep one of the two values")
     return found
 
@@ -157,23 +158,46 @@ def read_json(text: str) -> Any:
         ) from None
 
 
-# The notes of the record that is read now, each with an example; None: nobody counts them.
-_notes: contextvars.ContextVar[dict[str, str] | None] = contextvars.ContextVar("notes")
+class Notes(dict[str, str]):
+    """The notes of the record that is read now, each with an example.
+
+    Attributes:
+        inspecting: whether the record is one of the sample.
+        sampled: the notes that only records of the sample have.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inspecting, self.sampled = False, set[str]()
 
 
-def note(about: str, example: str) -> None:
+_notes: contextvars.ContextVar[Notes | None] = contextvars.ContextVar("notes")
+
+
+def note(about: str, example: str, *, sampled: bool = False) -> None:
     """Notes that a record has something that is not trained on; `prepare` counts such records.
 
     Args:
         about: what it is, after "5 of 20 records": "have turns with 'reasoning', which …".
         example: the first of it.
+        sampled: whether only records of the sample are looked at.
     """
     if (notes := _notes.get(None)) is not None:
         notes.setdefault(about, example)
+        notes.sampled |= {about} if sampled else set()
 
 
-def collect_notes() -> dict[str, str]:
+def is_inspecting() -> bool:
+    """Whether the record that is read now is one of the sample, for which more may be looked at.
+
+    What a template leaves out is found so, as by spelling a record again without a field.
+    """
+    notes = _notes.get(None)
+    return notes is not None and notes.inspecting
+
+
+def collect_notes() -> Notes:
     """The dict that `note` writes to from now on, in this thread; clear it after each record."""
-    notes: dict[str, str] = {}
+    notes = Notes()
     _notes.set(notes)
     return notes

@@ -433,7 +433,7 @@ def test_prepare_takes_a_template_with_its_fields(run, tmp_path):
     assert Corpus.open(tmp_path / "c").decode(0) == "user u<|end|>\nbot b<|end|>\n"
     assert Corpus.open(tmp_path / "c").tokenizer == Bytes(begin=False, end=False)
     given = "--into", tmp_path / "d", "--template", "answer", "prompt"
-    assert "NAME=TEXT, as in --template answer" in run.refused("prepare", path, *given)
+    assert "give NAME=VALUE, with the names prompt, answer" in run.refused("prepare", path, *given)
     assert not (tmp_path / "d").exists()
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.corpus import engines
+from pipeline.corpus.preparing import processes
 from pipeline.text import ragged
 from pipeline.text.sources import source
 
@@ -14,7 +14,7 @@ def _small(request):
     Such a module uses no corpus of the whole session, which would be made with these sizes.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engines, "_cpus", lambda: 1)  # others take seconds to start
+        patch.setattr(processes, "_cpus", lambda: 1)  # others take seconds to start
         for name, size in getattr(request.module, "SMALL", {}).items():
             patch.setattr(source if name in ("LEAST", "BLOCK") else ragged, name, size)
         yield

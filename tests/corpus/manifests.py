@@ -5,7 +5,7 @@ import json
 
 import pyarrow as pa
 
-from pipeline.corpus.parts import WRITE, PartTable, json_digest
+from pipeline.corpus.stored.parts import WRITE, PartTable, json_digest
 
 
 def alter(corpus, change):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pipeline import Batches, Bucket, Corpora, Corpus, Feature, Plan
-from pipeline.corpus import cache as cache_module
+from pipeline.corpus.stored import cache as cache_module
 from pipeline.fs import objects
 from tests.corpus.files import flip, read_all, wait_for
 from tests.loading.definition import require_same
@@ -210,6 +210,31 @@ def test_fetching_goes_on_after_an_error_of_any_kind(corpus, tmp_path, monkeypat
     wait_for(lambda: all(cache.has(part) for part in every))
     assert "is tried again every" in caplog.text
     assert "KeyError: 'a defect'" in caplog.text
+
+
+def test_fetching_goes_on_after_a_demand_that_fails(corpus, tmp_path, caplog):
+    _, cache = cached(corpus, tmp_path, 2)
+    every, errors = np.arange(cache.num_parts), [KeyError("a defect")] * 20
+
+    def demand():
+        if errors:
+            raise errors.pop()
+        return [every]
+
+    cache.follow(demand)
+    wait_for(lambda: not errors and all(map(cache.has, every.tolist())))
+    assert caplog.text.count("KeyError: 'a defect'") == 1
+
+
+def test_a_demand_that_always_fails_leaves_others_alone(corpus, tmp_path):
+    _, cache = cached(corpus, tmp_path, 2)
+
+    def fail():
+        raise ValueError("always")
+
+    cache.follow(fail)
+    every = follow(cache)
+    wait_for(lambda: all(cache.has(part) for part in every))
 
 
 def test_damaged_lengths_are_fetched_again_and_those_of_the_corpus_are_named(corpus, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline import Feature, InPlace
 from pipeline.corpus import INPUTS
-from pipeline.corpus.token_columns import NUMBERS, STARTS
+from pipeline.corpus.tokens.arrow import NUMBERS, STARTS
 from pipeline.text import sources
 from tests.corpus.files import documents_of, weights_of
 from tests.text.record_files import save_to_disk, write_table

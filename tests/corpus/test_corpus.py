@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline import Feature
-from pipeline.corpus import INPUTS, Corpus, parts, reader
+from pipeline.corpus import INPUTS, Corpus
+from pipeline.corpus.stored import parts, reader
 from pipeline.planning import lengths
 from pipeline.text import ragged
 from tests.corpus.files import few_bytes

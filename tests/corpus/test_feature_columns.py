@@ -11,7 +11,7 @@ from pyarrow import feather
 
 import pipeline
 from pipeline import Corpora, Corpus, Examples, Feature, InPlace, sources, tokenizers
-from pipeline.corpus.parts import read_part
+from pipeline.corpus.stored.parts import read_part
 from tests.corpus.files import flip, require_equal
 from tests.corpus.kinds import FEATURES, draw_columns
 
@@ -82,12 +82,12 @@ def test_features_of_columns_in_place(tmp_path):
     stored |= {name: nested(columns[name], size) for name, size in (("routing", 6), ("seen", 3))}
     table = pa.table(stored | {"reward": columns["reward"]})
     feather.write_feather(table, str(tmp_path / "a.arrow"), compression="uncompressed")
-    corpus = InPlace.arrow(tmp_path / "a.arrow", "ids", features=wanted)
+    corpus = InPlace.arrow(tmp_path / "a.arrow", column="ids", features=wanted)
     for each in (corpus, pickle.loads(pickle.dumps(corpus))):
         require_equal(each, due)
     narrow = {"routing": Feature("inputs", dtype="int8", shape=6)}
     with pytest.raises(ValueError, match=r"routing of .* holds \d+; int8 holds -128 to 127"):
-        InPlace.arrow(tmp_path / "a.arrow", "ids", features=narrow)[2]
+        InPlace.arrow(tmp_path / "a.arrow", column="ids", features=narrow)[2]
 
 
 def test_records_and_templates_give_features(tmp_path):

@@ -12,7 +12,7 @@ import pytest
 
 from pipeline import InPlace
 from pipeline.corpus import INPUTS
-from pipeline.corpus.links import guess
+from pipeline.corpus.tokens.formats import recognise
 from pipeline.errors import UserError
 from tests.corpus.files import documents_of
 from tests.text.record_files import save_to_disk
@@ -67,7 +67,7 @@ def test_documents_and_masks_are_those_of_the_programs_own_reader(of, monkeypatc
 
 def test_formats_are_told_by_the_files(tmp_path):
     for (folder, name), (form, *_) in OPENED.items():
-        assert guess(GOLDEN / folder / PATHS.get(name, name)) == form
+        assert recognise(GOLDEN / folder / PATHS.get(name, name)).name == form
     save_to_disk(tmp_path / "texts", {"a.arrow": [{"text": "no ids"}]})
     np.save(tmp_path / "array.npy", [1, 2])
     for path, form in (
@@ -77,7 +77,7 @@ def test_formats_are_told_by_the_files(tmp_path):
         (tmp_path / "texts" / "a.arrow", ""),
         (tmp_path / "nowhere.bin", ""),
     ):
-        assert guess(path) == form
+        assert (found.name if (found := recognise(path)) else "") == form
 
 
 @pytest.mark.parametrize("of", OPENED, ids="-".join)

@@ -7,8 +7,8 @@ import shutil
 import pytest
 
 from pipeline import Corpus, Writer
-from pipeline.corpus import writer as writer_module
-from pipeline.corpus.manifest import write_entries
+from pipeline.corpus.stored import writer as writer_module
+from pipeline.corpus.stored.directory import write_entries
 from tests.corpus.files import contents, flip
 
 SMALL = {"TOKENS_PER_PART": 20}

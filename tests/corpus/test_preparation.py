@@ -14,8 +14,9 @@ import pyarrow as pa
 import pytest
 
 from pipeline import Corpus, Writer, prepare
-from pipeline.corpus import INPUTS, Job, engines, preparation, prepare_job, prepare_share, work
-from pipeline.corpus.manifest import Manifest
+from pipeline.corpus import INPUTS, Job, engines, prepare_job, prepare_share
+from pipeline.corpus.preparing import preparation, processes, work
+from pipeline.corpus.stored.manifest import Manifest
 from pipeline.fs.atomic import as_path, directory_lock
 from pipeline.text import ragged
 from pipeline.text.sources import Records, TextFiles
@@ -34,7 +35,7 @@ SMALL = {"TOKENS_PER_PART": 500, "LEAST": 1000, "BLOCK": 200}
 PROGRAM = """
     import os, sys, time
     from pipeline.text import ragged
-    from pipeline.corpus import preparation
+    from pipeline.corpus.preparing import preparation
     from pipeline.text.sources import TextFiles, source as sizes
     from pipeline.text.tokenizers import Bytes
 
@@ -94,7 +95,7 @@ def gone(pid):
 
 
 def test_the_corpus_is_the_same_for_any_number_of_workers(source, tmp_path, monkeypatch):
-    monkeypatch.setattr(engines, "_cpus", lambda: 3)
+    monkeypatch.setattr(processes, "_cpus", lambda: 3)
     for workers in (0, None):
         prepare(source, Bytes(), tmp_path / f"{workers}", num_workers=workers, progress=False)
         assert contents(tmp_path / f"{workers}") == contents(tmp_path / "0")
@@ -215,6 +216,22 @@ def test_a_worker_that_dies_gives_a_sentence(source, run):
     assert "run again to finish" in error
 
 
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_a_lack_of_memory_is_a_sentence_and_no_record_is_left_out(on_error, source, tmp_path):
+    def fail(record):
+        if record["text"] == LINES[100]:
+            raise MemoryError
+        return [(record["text"], 1.0)]
+
+    template = Function(fail, fingerprint="1")
+    with pytest.raises(MemoryError, match="not enough memory to tokenise; use fewer workers"):
+        prepare(
+            *(source, Bytes(), tmp_path / "c"),
+            template=template, on_error=on_error, num_workers=0, progress=False,
+        )  # fmt: skip
+    assert list((tmp_path / "c" / "shards").glob("0*.json"))  # is kept
+
+
 @pytest.mark.parametrize("kind", ["as long", "gone", "share", "records"])
 def test_a_source_that_is_edited_while_it_is_read_makes_no_corpus(kind, source, tmp_path):
     path, directory, here = Path(source.files[0]), tmp_path / "corpus", engines.Processes(0)
@@ -249,6 +266,22 @@ def test_a_source_that_is_edited_while_it_is_read_makes_no_corpus(kind, source, 
     if kind != "gone":  # nothing of it is in the way of what the source is now
         again = Records(LINES) if kind == "records" else TextFiles(path)
         assert len(prepare_job(make(again), directory, progress=False)) == len(list(again))
+
+
+def test_a_source_that_is_touched_while_it_is_read_loses_no_part(source, tmp_path):
+    path, here = Path(source.files[0]), engines.Processes(0)
+
+    def touch(record):
+        """Leaves the record as it is, and touches the source."""
+        if record["text"] == LINES[100]:
+            os.utime(path, (1, 1))
+        return [(record["text"], 1.0)]
+
+    job = Job(source, Bytes(), template=Function(touch, fingerprint="1"))
+    corpus = prepare_job(job, tmp_path / "corpus", engine=here, progress=False)
+    again = Job(TextFiles(path), Bytes(), template=Function(touch, fingerprint="1"))
+    whole = prepare_job(again, tmp_path / "whole", engine=here, progress=False)
+    assert contents(corpus.directory) == contents(whole.directory)
 
 
 def test_a_fingerprint_that_is_never_the_same_is_found_before_the_work(tmp_path):
@@ -291,7 +324,7 @@ def test_memory_is_that_of_few_records_however_large(
 
 
 NOTEBOOK = """
-from pipeline.corpus.preparation import prepare
+from pipeline.corpus.preparing.preparation import prepare
 from pipeline.text.sources import Records, source as sizes
 from pipeline.text.tokenizers import Bytes
 
@@ -326,6 +359,6 @@ def test_a_share_that_begins_while_others_end_leaves_their_manifest(tmp_path, mo
         return found
 
     monkeypatch.setattr(Manifest, "find", late)
-    monkeypatch.setattr("pipeline.corpus.writer.is_finished", lambda directory: False)
+    monkeypatch.setattr("pipeline.corpus.stored.log.is_finished", lambda directory: False)
     work.Work(job, as_path(tmp_path / "corpus")).declare()
     assert len(Corpus.open(tmp_path / "corpus")) == 2

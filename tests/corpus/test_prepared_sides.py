@@ -142,7 +142,7 @@ def test_killed_between_the_sides_it_goes_on_with_the_rest(module, name, calls, 
         for side in make(source, tmp_path / "whole", Processes(0)).sides.values()
     ]
     assert files[0] == files[1] == files[2]  # all sides of a part have the same examples
-    place = f"pipeline.corpus.{module}.{name}"
+    place = f"pipeline.corpus.preparing.{module}.{name}"
     ends = [*[mock.DEFAULT] * (calls - 1), KeyError("killed")]
     dying = mock.Mock(wraps=pkgutil.resolve_name(place), side_effect=ends)
     with mock.patch(place, dying), pytest.raises(KeyError, match="killed"):

@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline import InPlace
-from pipeline.corpus import INPUTS, cache, token_files
+from pipeline.corpus import INPUTS
+from pipeline.corpus.stored import cache
+from pipeline.corpus.tokens import flat
 from tests.corpus.files import documents_of, split_at, weights_of
 from tests.corpus.token_writers import write_flat, write_llm_c, write_megatron
 
@@ -191,7 +193,7 @@ def test_ids_that_are_wider_than_the_dtype_are_told(written, tmp_path, caplog):
 
 
 def test_the_marks_of_a_long_file_are_searched_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(token_files, "BLOCK", 8)
+    monkeypatch.setattr(flat, "SEARCHED", 8)
     monkeypatch.setattr(cache, "default_directory", lambda: tmp_path / "cache")
     ids = np.random.default_rng(0).integers(0, 4, 50)
     ids.astype(np.uint16).tofile(tmp_path / "a.bin")

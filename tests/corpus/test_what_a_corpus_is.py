@@ -21,8 +21,8 @@ from pipeline import (
 from pipeline.corpus import CAUSAL, INPUTS, Joined
 from pipeline.corpus.description import DESCRIPTION, describe, make_corpus
 from pipeline.corpus.interface import SingleCorpus
-from pipeline.corpus.manifest import write_entries
 from pipeline.corpus.opening import open_corpus
+from pipeline.corpus.stored.directory import write_entries
 from pipeline.fs import as_path
 from pipeline.history import write_history
 from pipeline.text.sources import Records

@@ -4,7 +4,7 @@ import ast
 
 from tests.processes import ROOT
 
-PACKAGE = ROOT / "pipeline"
+PLACES = ROOT / "pipeline", ROOT / "trainer"
 
 # Methods and functions that delete files, and classes that do it.
 DELETES = {"rmtree", "unlink", "rmdir", "removedirs", "delete", "delete_async"}
@@ -14,27 +14,33 @@ OWN_FOLDER = "in a folder with a random name that this process made"
 OWN_NAME = "by a name with digits that only it gives, in the directory of"
 
 RULES = {
-    "corpus/cache.py:PartCache._fetch": "names of parts that are fetched, which it has locked",
-    "corpus/cache.py:PartCache._make_room": f"{OWN_NAME} the cache, named by the corpus's digest",
-    "corpus/cache.py:PartCache._verify": f"{OWN_NAME} the cache, named by the corpus's digest",
-    "corpus/preparation.py:_discarding": f"{OWN_NAME} a corpus that was begun there by it",
-    "corpus/writer.py:Writer._remove_rest": f"{OWN_NAME} a corpus: parts that are not sealed",
+    "corpus/stored/cache.py:PartCache._fetch": "parts that are fetched, which it has locked",
+    "corpus/stored/cache.py:PartCache._make_room": f"{OWN_NAME} the cache of this digest",
+    "corpus/stored/cache.py:PartCache._verify": f"{OWN_NAME} the cache of this digest",
+    "corpus/preparing/preparation.py:_discarding": f"{OWN_NAME} a corpus that it began there",
+    "corpus/stored/writer.py:Writer._remove_rest": f"{OWN_NAME} a corpus: unsealed parts",
     "fs/atomic.py:_link": "its own temporary name, of 32 random digits",
+    "fs/atomic.py:_rename_once": "an empty folder that marks its turn, or that of a killed process",
     "fs/atomic.py:remove_leftovers": "temporary names of a finished corpus or a locked run",
     "fs/atomic.py:atomic_write": "its own temporary name, of 32 random digits",
     "fs/atomic.py:remove_files": "names that the caller gives as a pattern of its own files",
-    "fs/mirror.py:_make_scratch": OWN_FOLDER,
-    "fs/mirror.py:Mirror.push": "folders named by a number that have the mark of a checkpoint",
-    "fs/mirror.py:_remove_leftovers": "folders of killed processes, whose locks nobody holds",
     "fs/objects.py:ObjectPath.rmtree": "what the caller says",
     "fs/objects.py:ObjectPath.unlink": "what the caller says",
     "fs/objects.py:delete.remove": "what the caller says",
-    "fs/step_files.py:StepFiles.remove": f"{OWN_NAME} losses: steps that are made again",
+    "history/step_files.py:StepFiles.remove": f"{OWN_NAME} losses: steps that are made again",
     "history/metrics_files.py:MetricsFiles.__init__": OWN_FOLDER,
     "trainer/checkpoint.py:Checkpoints.__init__": "by orbax, but for what should_preserve names",
-    "trainer/profile.py:_trace": OWN_FOLDER,
+    "trainer/mirror.py:_make_scratch": OWN_FOLDER,
+    "trainer/mirror.py:Mirror.push": "folders named by a number that have the mark of a checkpoint",
+    "trainer/mirror.py:_remove_leftovers": "folders of killed processes, whose locks nobody holds",
+    "trainer/tensorboard.py:TensorBoard.__init__": OWN_FOLDER,
     "steps/hosts.py:require_shared": "a file with a random name that it made",
 }
+
+
+def name_of(path):
+    """The path of a file as in `RULES`."""
+    return path.relative_to(ROOT).as_posix().removeprefix("pipeline/")
 
 
 def find(path):
@@ -47,7 +53,7 @@ def find(path):
         called = node.func if isinstance(node, ast.Call) else None
         name = getattr(called, "attr", getattr(called, "id", None))
         if name in DELETES or (name == "remove" and getattr(called.value, "id", "") == "os"):
-            found.add(f"{path.relative_to(PACKAGE).as_posix()}:{'.'.join(place)}")
+            found.add(f"{name_of(path)}:{'.'.join(place)}")
         for child in ast.iter_child_nodes(node):
             walk(child, place)
 
@@ -56,5 +62,5 @@ def find(path):
 
 
 def test_each_place_that_deletes_files_has_a_rule_that_makes_it_safe():
-    found = set().union(*map(find, PACKAGE.rglob("*.py")))
+    found = set().union(*(find(path) for place in PLACES for path in place.rglob("*.py")))
     assert found == RULES.keys()

@@ -19,7 +19,7 @@ import numpy as np
 
 import pipeline
 from pipeline import Batches, Bucket, Examples, Feature, Plan
-from pipeline.corpus.reader import Reader
+from pipeline.corpus.stored.reader import Reader
 
 LIMIT = 20.0  # seconds until a child counts as stuck
 LATER = 2  # calls before the one that stalls or raises

@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models import blocked
+from models import attention, blocked
 from models.attention import make_attention
 from models.splash import splash_available
 from models.visibility import by_segment, causal_until, segment_ends
+from tests.meshes import mesh_of
 
 KERNELS = [  # interpreted here: meant for TPUs
     pytest.param(
@@ -186,6 +187,25 @@ def test_the_mask_is_its_definition_wherever_columns_are(causal, window):
     positions = np.broadcast_to(columns, ids.shape)[:, order]
     found = by_segment(ids[:, order], ids[:, order], positions, **options).mask()
     np.testing.assert_array_equal(found, expected[:, order][:, :, order])
+
+
+@pytest.mark.parametrize(("key_heads", "here"), [(2, 1), (1, 1), (4, 1), (8, 2)])
+def test_each_device_computes_its_heads_also_if_key_heads_are_few(key_heads, here, monkeypatch):
+    ids = packed_ids(40, np.random.default_rng(6))
+    inputs = arrays(ids, ids, heads=8, kv_heads=key_heads)
+    expected = value_and_gradients(*inputs, ids, None, implementation="dense")
+    shapes, attend = [], attention.blocked_attention
+
+    def see(q, k, v, *ranges):
+        shapes.append((q.shape[2], k.shape[2]))
+        return attend(q, k, v, *ranges)
+
+    monkeypatch.setattr(attention, "blocked_attention", see)
+    with jax.set_mesh(mesh_of(tensor=4)):
+        found = value_and_gradients(*inputs, ids, None, implementation="blocked")
+    assert shapes == [(2, here)]
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
 
 
 def test_auto_says_once_what_it_chose(caplog):

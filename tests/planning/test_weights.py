@@ -128,7 +128,7 @@ def test_a_small_share_is_had_over_phases_of_any_length(steps):
 def test_another_corpus_joins_at_its_step():
     two = {name: SOURCES[name] for name in FEW}
     grown = Plan(two, BUCKETS, weights=FEW).after(60, weights=WEIGHTS, lengths=SOURCES)
-    assert grown.counts == (210, 300)
+    assert grown.examples_per_stage == (210, 300)
     assert grown.count(60, 260).shares == pytest.approx(WEIGHTS, abs=0.01)
     phases = [(0, FEW), (60, WEIGHTS)]
     assert Plan(SOURCES, BUCKETS, weights=phases).fingerprint == grown.fingerprint

@@ -21,11 +21,12 @@ from pipeline import Batches, Bucket, Corpora, Corpus, Decoded, Examples, Pairs,
 from pipeline.cli.commands import main
 from pipeline.corpus import FillInTheMiddle, Masked
 from pipeline.history import read_history
+from pipeline.text.config import open_template
 from pipeline.text.templates import Preference
 from pipeline.text.tokenizers import Bytes
-from pipeline.trainer.corpora import open_template, prepare_corpora
 from tests.corpus.token_writers import write_megatron
 from tests.runs.runs import audited, run, segment_losses, steps, summary, tiny
+from trainer.corpora import prepare_corpora
 
 
 @pytest.fixture(scope="module")
@@ -238,8 +239,15 @@ def sees_what_follows(config, workdir):
 
 @pytest.mark.parametrize(("kind", "task"), [("", "causal"), ("", "masked"), ("mixture", "masked")])
 def test_every_masked_corpus_gets_an_encoder_alone_and_in_a_mixture(chats, tmp_path, kind, task):
-    config = tiny(chats, kind, task__kind=task)
+    architecture = "encoder" if task == "masked" else "decoder"
+    config = tiny(chats, kind, task__kind=task, architecture=architecture)
     assert sees_what_follows(config, epath.Path(tmp_path)) == (task == "masked")
+    config.architecture = "decoder" if task == "masked" else "encoder"
+    with pytest.raises(ValueError, match=f"task.kind is '{task}' and config.architecture is "):
+        sees_what_follows(config, epath.Path(tmp_path))
+    config.architecture = "encoder_decoder"
+    with pytest.raises(ValueError, match="takes the sides inputs, targets, and the corpus has inp"):
+        sees_what_follows(config, epath.Path(tmp_path))
 
 
 def changed(changes):
@@ -254,11 +262,11 @@ def changed(changes):
 PAIR = ("text", "name")
 PAIRS = {"train.field": PAIR, "eval.field": PAIR}
 WRONG = [
-    ({"template.kind": "poem"}, "template.kind is 'poem'; it must be one of '', chat, answer"),
-    ({"template.kind": "answer", "template.prompt": "{q}"}, "'answer' does not fit .* 'answer'"),
+    ({"template.kind": "poem"}, "template.kind is 'poem'; it must be one of '', answer, chat"),
+    ({"template.kind": "answer", "template.prompt": "{q}"}, "'answer' needs 'answer', the"),
     ({"task.kind": "poem"}, "task.kind is 'poem'; it must be one of causal, masked"),
-    ({"task.kind": "masked", "task.mode": "psm"}, "task.kind 'masked' does not fit .* 'mode'"),
-    ({"tokenizer.kind": "words"}, "tokenizer.kind is 'words'; it must be one of sentencepiece"),
+    ({"task.kind": "masked", "task.mode": "psm"}, "task.kind 'masked' has no option 'mode'"),
+    ({"tokenizer.kind": "words"}, "tokenizer.kind is 'words'; it must be one of bytes, sent"),
     ({"tokenizer.kind": "huggingface"}, "tokenizer.model is empty; give the path of a token"),
     ({"train.source": ""}, "config.train has source='' and files=''; give one of them"),
     ({"train.files": "a.txt"}, "has source='configs.*' and files='a.txt'; give one of them"),
@@ -274,7 +282,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("changes", "sentence"), WRONG)
 def test_wrong_fields_are_refused_before_anything_is_prepared(tmp_path, changes, sentence):
-    with pytest.raises((ValueError, FileNotFoundError), match=sentence):
+    with pytest.raises((ValueError, TypeError, FileNotFoundError), match=sentence):
         prepare_corpora(changed(changes), tmp_path)
     assert not list(tmp_path.iterdir())
 

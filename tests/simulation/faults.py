@@ -4,9 +4,9 @@ import contextlib
 import os
 from typing import Any
 
-from pipeline.corpus.log import record_path
-from pipeline.corpus.manifest import read_entries, write_entries
-from pipeline.corpus.writer import Writer
+from pipeline.corpus.stored.directory import read_entries, write_entries
+from pipeline.corpus.stored.log import record_path
+from pipeline.corpus.stored.writer import Writer
 from pipeline.fs import atomic, objects
 
 

@@ -2,7 +2,7 @@
 
 import os
 
-from pipeline.corpus import cache
+from pipeline.corpus.stored import cache
 from tests.simulation.actors import SCENARIOS, shrink
 from tests.simulation.history import History
 from tests.simulation.scheduler import Wrong

@@ -338,7 +338,7 @@ def install() -> None:
         if hasattr(modules[module], short):
             REAL[name] = getattr(modules[module], short)
             setattr(modules[module], short, stand_in)
-    for name in ("pipeline", "pipeline.corpus.preparation", "pipeline.loading.batches"):
+    for name in ("pipeline", "pipeline.corpus.preparing.preparation", "pipeline.loading.batches"):
         importlib.import_module(name)
     from pipeline.fs import lease, objects
 

@@ -11,7 +11,7 @@ import textwrap
 import numpy as np
 import pytest
 
-from pipeline.corpus.preparation import prepare
+from pipeline.corpus.preparing.preparation import prepare
 from pipeline.text.fingerprints import fingerprint
 from pipeline.text.sources import Records
 from pipeline.text.templates import Answer, Chat, Function, Markup

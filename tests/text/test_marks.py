@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline import templates
-from pipeline.corpus.preparation import prepare
+from pipeline.corpus.preparing.preparation import prepare
 from pipeline.text.sources import Records
 from pipeline.text.templates import Answer, Chat, Markup
 from pipeline.text.tokenizers import Bytes, HuggingFace, SentencePiece

@@ -13,8 +13,14 @@ from pipeline.text.sources import Records
 from pipeline.text.sources import source as sizes
 from pipeline.text.sources.source import sharded
 from pipeline.text.templates import Answer, Preference
-from pipeline.text.tokenizers import Bytes, HuggingFace, SentencePiece, load, train_sentencepiece
-from pipeline.text.tokenizers import sentencepiece as sentencepiece_module
+from pipeline.text.tokenizers import (
+    Bytes,
+    HuggingFace,
+    SentencePiece,
+    load,
+    train_sentencepiece,
+    training,
+)
 from tests.text.trained import train_bytes_pairs, train_pieces
 
 pytest.importorskip("sentencepiece")
@@ -104,7 +110,7 @@ def test_training_is_deterministic_and_done_once(source, trained, tmp_path, monk
     other = train_sentencepiece(source, 410, tmp_path / "n.model")
     assert other.vocab_size == 410
     for name in ("_sample", "_train"):  # nothing is read from now on
-        monkeypatch.setattr(sentencepiece_module, name, None)
+        monkeypatch.setattr(training, name, None)
     assert train_sentencepiece(source, 400, tmp_path / "m.model").fingerprint == again.fingerprint
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     changed = Records(source.records, fingerprint="changed")
@@ -122,21 +128,21 @@ def test_training_is_deterministic_and_done_once(source, trained, tmp_path, monk
 def test_a_large_source_is_sampled_all_over_by_the_seed(source, monkeypatch):
     total = sum(len(text) for text in source.records)
     monkeypatch.setattr(sizes, "LEAST", total // 100)
-    monkeypatch.setattr(sentencepiece_module, "SAMPLED", 20)
-    monkeypatch.setattr(sentencepiece_module, "SAMPLE_BYTES", 20)
+    monkeypatch.setattr(training, "SAMPLED", 20)
+    monkeypatch.setattr(training, "SAMPLE_BYTES", 20)
     pairs = [(sharded(source), ["text"])]
-    samples = [list(sentencepiece_module._sample(pairs, seed)) for seed in (0, 0, 1)]
+    samples = [list(training._sample(pairs, seed)) for seed in (0, 0, 1)]
     assert samples[0] == samples[1] != samples[2]
     assert len(samples[0]) == 20
     places = [source.records.index(text) for text in samples[0]]
     assert places == sorted(places)
     assert places[0] < 30
     assert places[-1] > 270
-    monkeypatch.setattr(sentencepiece_module, "SAMPLED", 1000)
-    monkeypatch.setattr(sentencepiece_module, "SAMPLE_BYTES", 200 * total)
+    monkeypatch.setattr(training, "SAMPLED", 1000)
+    monkeypatch.setattr(training, "SAMPLE_BYTES", 200 * total)
     for field in (["text"] * 2, lambda record: [record["text"]] * 2):
         twice = [text for text in source.records for _ in range(2)]
-        assert list(sentencepiece_module._sample([(sharded(source), field)], 0)) == twice
+        assert list(training._sample([(sharded(source), field)], 0)) == twice
 
 
 def test_a_vocabulary_of_an_impossible_size_is_refused(source, tmp_path):

@@ -8,15 +8,16 @@ and, if possible, the record.
 
 import os
 import re
-from collections.abc import Callable
+from typing import Any
 
 from etils import epath
 
-from pipeline.errors import InvalidValue, name_some, require_one_of
+from pipeline import registry
+from pipeline.errors import InvalidValue, name_some
 from pipeline.text.sources.files import Paths, find
 from pipeline.text.sources.lines import JsonLines, TextFiles
 from pipeline.text.sources.source import Records, Sharded, Source
-from pipeline.text.sources.tables import ArrowFiles, ParquetFiles, is_saved
+from pipeline.text.sources.tables import ArrowFiles, ParquetFiles
 
 __all__ = [
     "ArrowFiles",
@@ -29,50 +30,51 @@ __all__ = [
     "open_files",
 ]
 
-KINDS: dict[str, Callable[..., Sharded]] = {
-    "text": TextFiles,
-    "jsonl": JsonLines,
-    "parquet": ParquetFiles,
-    "arrow": ArrowFiles,
-}
-
-# The kind by the extension, which may come before one of `PACKED`, or a shard's `-00000-of-00010`.
-EXTENSIONS = {f".{kind}": kind for kind in KINDS if kind != "text"} | {
-    ".txt": "text",
-    ".json": "jsonl",
-    ".ndjson": "jsonl",
-    ".feather": "arrow",
-}
-# Content that cannot be unpacked is refused by its first bytes.
+# What may follow the extension, before which a shard has its `-00000-of-00010`. Content that cannot
+# be unpacked is refused by its first bytes.
 PACKED = re.compile(r"(\.(gz|zst|bz2|xz|lz4|zip))+$")
 
 
-def open_files(names: Paths, kind: str = "") -> Sharded:
+def open_files(names: Paths, kind: str = "", **options: Any) -> Sharded:
     """A source of files; their extensions decide its kind.
 
     Args:
         names: names or globs, one or several: `.txt` (a record a line), `.jsonl`, `.json`,
             `.ndjson`, `.parquet`, `.arrow` and `.feather`; text and JSON lines also compressed. Or
             the folder of a Hugging Face data set that was saved to disk.
-        kind: "text", "jsonl", "parquet" or "arrow", whatever the names are; default "": by the
-            extensions.
+        kind: "text", "jsonl", "parquet", "arrow" or a kind of another package (see
+            `pipeline.registry`), whatever the names are; default "": by the extensions.
+        **options: those of the kind, such as `columns` of "parquet".
 
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: there is no such kind, or the extensions give none, or several.
+        TypeError: the kind has no such option.
     """
-    if kind:
-        require_one_of("kind", kind, KINDS)
-    if kind == "arrow" or is_saved(names):
-        return ArrowFiles(names)
-    found = find(names)
-    kinds = {kind} if kind else set(map(kind_of, found))
-    if len(kinds) > 1:
-        raise InvalidValue(
-            f"{name_some([*map(os.fspath, found)])} have several kinds, "
-            f"{' and '.join(sorted(kinds))}; give files of one kind"
-        )
-    return KINDS[kinds.pop()](found)
+    found: Any = names
+    if not kind:
+        kind = next((each.name for each in _kinds() if _recognizes(each, names)), "")
+    if not kind:
+        found = find(names)
+        several = {*map(kind_of, found)}
+        if len(several) > 1:
+            raise InvalidValue(
+                f"{name_some([*map(os.fspath, found)])} have several kinds, "
+                f"{' and '.join(sorted(several))}; give files of one kind"
+            )
+        (kind,) = several
+    chosen = registry.find("records", kind, "kind")
+    chosen.check(options, "the kind")
+    return chosen.make(found, **options)
+
+
+def _kinds() -> list[registry.Kind]:
+    return [*registry.kinds("records")]
+
+
+def _recognizes(kind: registry.Kind, names: Paths) -> bool:
+    """Whether a kind takes these names for its own, such as a folder that it knows."""
+    return getattr(kind.make, "recognizes", lambda names: False)(names)
 
 
 def kind_of(path: epath.Path) -> str:
@@ -83,11 +85,12 @@ def kind_of(path: epath.Path) -> str:
     """
     name = re.sub(r"-\d+-of-\d+$", "", PACKED.sub("", path.name.lower()))
     extension = os.path.splitext(name)[1]
-    if extension not in EXTENSIONS:
+    known = {end: kind.name for kind in _kinds() for end in getattr(kind.make, "extensions", ())}
+    if extension not in known:
         raise InvalidValue(
             f"the name {os.fspath(path)} does not tell the kind of the file: it ends in none of "
-            f"{', '.join(EXTENSIONS)} (for text and JSON lines, .gz, .zst or .bz2 may follow); "
+            f"{', '.join(known)} (for text and JSON lines, .gz, .zst or .bz2 may follow); "
             "rename it, or give kind= (in a config, train.kind), one of "
-            f"{', '.join(KINDS)}"
+            f"{', '.join(registry.names('records'))}"
         )
-    return EXTENSIONS[extension]
+    return known[extension]

@@ -60,6 +60,9 @@ class FileSource(Sharded):
         stamps = read_stamps(self.files)
         if self._known is None:
             self._known = stamps, digest(self.files)
+        known, content = self._known
+        if stamps != known and all(map(any, stamps)) and digest(self.files) == content:
+            self._known = stamps, content  # files were touched, or replaced by copies
         for path, then, now in zip(self.files, self._known[0], stamps, strict=True):
             if then != now:
                 seen = f"has {now[0]:,}, written at another time" if any(now) else "is gone"
@@ -115,8 +118,8 @@ def find(paths: Paths) -> list[epath.Path]:
     """The files that `paths` (names or globs, one or several) name; globs in sorted order.
 
     A name that exists is that file or folder, whatever characters it has. In a glob, `**` stands
-    for any number of folders, but follows no links; hidden files are only found by a pattern that
-    begins with a dot.
+    for any number of folders; a linked folder is read once, and not under its link if it is found
+    without. Hidden files are only found by a pattern that begins with a dot.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -226,10 +229,26 @@ def _walk(folder: str, first: str, *others: str) -> Iterator[str]:
             elif os.path.isdir(path):
                 yield from _walk(path, *others)
         return
-    yield from _walk(folder, *(others or "*"))
-    for path in (os.path.join(folder, name) for name in names):
-        if os.path.isdir(path) and not os.path.islink(path):
-            yield from _walk(path, first, *others)
+    for each in _folders_in(folder):
+        yield from _walk(each, *(others or "*"))
+
+
+def _folders_in(folder: str) -> list[str]:
+    """A folder and all folders in it, each once; those behind links come last."""
+    found, links, seen = list[str](), [folder], set[str]()
+    while links:
+        waiting = [links.pop(0)]
+        while waiting:
+            path = waiting.pop()
+            if (real := os.path.realpath(path)) in seen:
+                continue
+            seen.add(real)
+            found.append(path)
+            inside = [each.path for each in os.scandir(path) if each.name[0] != "."]
+            folders = sorted(filter(os.path.isdir, inside), reverse=True)
+            waiting += [each for each in folders if not os.path.islink(each)]
+            links += [each for each in folders[::-1] if os.path.islink(each)]
+    return found
 
 
 def _require_readable(name: str) -> None:

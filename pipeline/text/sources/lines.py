@@ -130,6 +130,8 @@ class TextFiles(LineSource):
             makes one of each file.
     """
 
+    extensions = (".txt",)
+
     def __init__(self, paths: files.Paths, *, sample_by: str = "line"):
         require_one_of("sample_by", sample_by, ("line", "file"))
         super().__init__(paths)
@@ -174,6 +176,7 @@ class JsonLines(LineSource):
     """
 
     format, prefix = "JSON lines", "jsonl"
+    extensions = (".jsonl", ".json", ".ndjson")
 
     def _parse(self, text: str) -> dict[str, Any]:
         try:

@@ -16,6 +16,7 @@ from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import as_path, is_local
 from pipeline.fs.fork import Handles
 from pipeline.text.sources import files
+from pipeline.text.sources.content import LIMIT, RATIO
 from pipeline.text.sources.source import Piece
 from pipeline.text.values import decode_bytes
 
@@ -24,14 +25,23 @@ ROW = 64
 
 
 class _File(NamedTuple):
-    """An open file: its columns, the rows and bytes of each group, and a function.
+    """An open file.
 
-    That reads some columns of a group: `read(group, first row, rows, columns)`.
+    Attributes:
+        names: its columns.
+        groups: the first row of each group, its rows, and its bytes.
+        read: reads columns of a group: `read(group, first row in it, rows, columns)`.
     """
 
     names: list[str]
-    groups: list[tuple[int, int]]
+    groups: list[tuple[int, int, int]]
     read: Callable[[int, int, int, list[str]], pa.Table]
+
+
+def _place_groups(sizes: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """The first row of each group, before its rows and bytes."""
+    firsts = itertools.accumulate((rows for rows, _ in sizes), initial=0)
+    return [(first, *size) for first, size in zip(firsts, sizes, strict=False)]
 
 
 class Tables(files.FileSource, Handles):
@@ -84,30 +94,30 @@ class Tables(files.FileSource, Handles):
         for path in self.files:
             found = self._open_file(path)
             names = self.columns or found.names
-            before = 0
-            for number, (rows, _) in enumerate(found.groups):
+            for number, (before, rows, _) in enumerate(found.groups):
                 table = self._guard(path, found.read, number, 0, rows, names)
                 # Arrow trusts the offsets of a file, and would read outside of it.
                 self._guard(path, lambda table=table: table.validate(full=True))
                 yield f"{os.fspath(path)}, from row {before} on,", table
-                before += rows
 
     def _read_span(self, span: Any, start: Any, size: int) -> Iterator[Piece]:
         file, begin, end = span
         path, total = self.files[file], self.files[file].stat().length
         found = self._open_file(path)
-        counts, names = [rows for rows, _ in found.groups], self.columns or found.names
+        names, count = self.columns or found.names, len(found.groups)
         first, row = start or (0, 0)
-        places = ((n, total * n // len(counts)) for n in range(first, len(counts)))
-        groups = [n for n, at in places if counts[n] and begin <= at < end]
+        # Those that begin in the span: `begin <= total * group // count < end`.
+        in_span = range(max(-(-begin * count // total), first), -(-end * count // total))
+        groups = [group for group in in_span if found.groups[group][1]]
         for group in groups:
-            mean = max(found.groups[group][1] / counts[group], ROW)
-            step, before = max(int(size / mean), 1), sum(counts[:group])
-            for at in range(row, counts[group], step):
-                stop = min(at + step, counts[group])
+            before, rows, size_of_group = found.groups[group]
+            mean = max(size_of_group / rows, ROW)
+            step = max(int(size / mean), 1)
+            for at in range(row, rows, step):
+                stop = min(at + step, rows)
                 batch = _Batch(self, path, (group, at, stop - at))
                 records = [_Record(batch, names, number) for number in range(stop - at)]
-                following = [group, stop] if stop < counts[group] else [group + 1, 0]
+                following = [group, stop] if stop < rows else [group + 1, 0]
                 yield Piece(
                     os.fspath(path),
                     records,
@@ -204,6 +214,7 @@ class ParquetFiles(Tables):
     """
 
     format, prefix = "Parquet", "parquetfiles"
+    extensions = (".parquet",)
 
     def _open(self, path: epath.Path) -> _File:
         from pyarrow import parquet
@@ -231,7 +242,7 @@ class ParquetFiles(Tables):
             return pa.Table.from_batches(found)
 
         sizes = [(group.num_rows, group.total_byte_size) for group in groups]
-        return _File(file.schema_arrow.names, sizes, read)
+        return _File(file.schema_arrow.names, _place_groups(sizes), read)
 
 
 class ArrowFiles(Tables):
@@ -242,26 +253,36 @@ class ArrowFiles(Tables):
     """
 
     format, prefix = "Arrow", "arrowfiles"
+    extensions = (".arrow", ".feather")
 
     def __init__(self, paths: files.Paths, *, columns: Sequence[str] | None = None):
         super().__init__(saved_files(paths), columns=columns)
+
+    @staticmethod
+    def recognizes(names: files.Paths) -> bool:
+        """Whether these are one folder that Hugging Face's `save_to_disk` wrote."""
+        return is_saved(names)
 
     def _open(self, path: epath.Path) -> _File:
         raw = _map(path) if is_local(path) else path.read_bytes()
         is_file = raw[:6] == b"ARROW1"  # else a stream, as Hugging Face writes it
 
         @functools.lru_cache(1)
-        def open_columns(*fields: int) -> tuple[int, Callable[[int], pa.RecordBatch]]:
+        def open_columns(*fields: int) -> Callable[[int], pa.RecordBatch]:
             options = pa.ipc.IpcReadOptions(included_fields=list(fields))
             if is_file:
-                file = pa.ipc.open_file(raw, options=options)
-                return file.num_record_batches, file.get_batch
-            batches = list(pa.ipc.open_stream(raw, options=options))
-            return len(batches), batches.__getitem__
+                return pa.ipc.open_file(raw, options=options).get_batch
+            return _Stream(raw, options).get_batch
 
         @functools.lru_cache(1)  # a group is decompressed once
         def read_group(group: int, *fields: int) -> pa.RecordBatch:
-            return open_columns(*fields)[1](group)
+            batch = open_columns(*fields)(group)
+            if batch.nbytes > max(LIMIT, RATIO * len(raw)):
+                raise InvalidValue(
+                    f"record batch {group} holds {batch.nbytes:,} bytes once it is decompressed, "
+                    f"more than {RATIO:,} times those of the file; if that is right, decompress it"
+                )
+            return batch
 
         def read(group: int, first: int, count: int, names: list[str]) -> pa.Table:
             fields = [field for field, name in enumerate(schema.names) if name in names]
@@ -270,9 +291,40 @@ class ArrowFiles(Tables):
         schema = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(raw).schema
         # To count rows, the narrowest column is enough.
         narrow = sorted(range(len(schema)), key=lambda field: _width(schema.field(field).type))[:1]
-        rows = [read_group(group, *narrow).num_rows for group in range(open_columns(*narrow)[0])]
-        sizes = [(each, len(raw) * each // sum(rows)) if each else (0, 0) for each in rows]
-        return _File(schema.names, sizes, read)
+        rows = list(_count_rows(raw, is_file, pa.ipc.IpcReadOptions(included_fields=narrow)))
+        total = sum(rows)
+        sizes = [(each, len(raw) * each // total) if each else (0, 0) for each in rows]
+        return _File(schema.names, _place_groups(sizes), read)
+
+
+def _count_rows(raw: Any, is_file: bool, options: pa.ipc.IpcReadOptions) -> Iterator[int]:
+    """The rows of each record batch; one is in memory at a time."""
+    if not is_file:
+        yield from (batch.num_rows for batch in pa.ipc.open_stream(raw, options=options))
+        return
+    file = pa.ipc.open_file(raw, options=options)
+    yield from (file.get_batch(number).num_rows for number in range(file.num_record_batches))
+
+
+class _Stream:
+    """The record batches of a stream, which are read in order; an earlier one, from its start."""
+
+    def __init__(self, raw: Any, options: pa.ipc.IpcReadOptions):
+        self._raw, self._options = raw, options
+        self._next, self._batches = 0, self._begin()
+
+    def _begin(self) -> Iterator[pa.RecordBatch]:
+        yield from pa.ipc.open_stream(self._raw, options=self._options)
+
+    def get_batch(self, number: int) -> pa.RecordBatch:
+        """The record batch with a number."""
+        if number < self._next:
+            self._next, self._batches = 0, self._begin()
+        for batch in self._batches:
+            self._next += 1
+            if self._next > number:
+                return batch
+        raise InvalidValue(f"the stream ends before record batch {number}")
 
 
 def _map(path: epath.Path) -> mmap.mmap:
@@ -326,9 +378,17 @@ def _read_saved(folder: epath.Path) -> list[epath.Path]:
     index = folder / "dataset_dict.json"
     try:
         if index.exists():
-            return [folder / name for name in json.loads(index.read_text())["splits"]]
-        state = json.loads((index := folder / "state.json").read_text())
-        return [folder / each["filename"] for each in state["_data_files"]]
+            names = json.loads(index.read_text())["splits"]
+        else:
+            state = json.loads((index := folder / "state.json").read_text())
+            names = [each["filename"] for each in state["_data_files"]]
+        for name in names:
+            if name in ("", ".", "..") or {*name} & {"/", "\\", "\0"}:
+                raise InvalidValue(
+                    f"{os.fspath(index)} names {name!r:.80}, which is no file or folder beside it; "
+                    "save the data set again, or correct that name"
+                )
+        return [folder / name for name in names]
     except (FileNotFoundError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise InvalidValue(
             f"{os.fspath(folder)} is not a data set that was saved to disk whole: {index.name} "

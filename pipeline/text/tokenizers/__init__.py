@@ -4,12 +4,13 @@ from typing import Any
 
 from etils import epath
 
+from pipeline import registry
 from pipeline.errors import InvalidValue
-from pipeline.text.tokenizers.file_tokenizer import UnknownMark
 from pipeline.text.tokenizers.hugging_face import HuggingFace
 from pipeline.text.tokenizers.markup import Markup
-from pipeline.text.tokenizers.sentencepiece import SentencePiece, train_sentencepiece
-from pipeline.text.tokenizers.tokenizer import Bytes, Tokenizer
+from pipeline.text.tokenizers.sentencepiece import SentencePiece
+from pipeline.text.tokenizers.tokenizer import Bytes, Tokenizer, UnknownMark
+from pipeline.text.tokenizers.training import train_sentencepiece
 
 __all__ = [
     "Bytes",
@@ -26,13 +27,10 @@ __all__ = [
 def load(description: dict[str, Any], directory: epath.Path) -> Tokenizer:
     """The tokenizer that `save` described when it wrote into `directory`."""
     options = dict(description)
-    kind = options.pop("kind")
-    for file_kind in (SentencePiece, HuggingFace):
-        if kind == file_kind.kind:
-            return file_kind(directory / file_kind.file, **options)
-    if kind != Bytes.kind:
+    if (kind := options.pop("kind")) not in registry.names("tokenizers"):
         raise InvalidValue(
-            f"the kind of tokenizer is {kind!r:.80}, which is not one of Lockstep's; decode with "
-            "your own tokenizer"
+            f"the kind of tokenizer is {kind!r:.80}, which is not one of Lockstep's, nor of a "
+            "package that is installed; decode with your own tokenizer"
         )
-    return Bytes(**options)
+    make: Any = registry.find("tokenizers", kind).make
+    return make(directory / make.file, **options) if hasattr(make, "file") else make(**options)

@@ -13,19 +13,7 @@ from etils import epath
 from pipeline.errors import InvalidValue, Missing
 from pipeline.fs.atomic import as_path, atomic_write
 from pipeline.text.tokenizers.markup import MEANT, parts_of
-
-
-class UnknownMark(InvalidValue):
-    """A tokenizer does not have the begin or the end mark that is asked for.
-
-    Attributes:
-        seen: what is wrong.
-        option: "begin" or "end".
-    """
-
-    def __init__(self, seen: str, option: str):
-        super().__init__(f"{seen}; name the token, as in {option}='<s>', or pass {option}=False")
-        self.seen, self.option = seen, option
+from pipeline.text.tokenizers.tokenizer import UnknownMark
 
 
 class FileTokenizer:

@@ -1,29 +1,14 @@
-"""SentencePiece: a trained model, read from its file; and a function that trains one."""
+"""SentencePiece: a trained model, read from its file."""
 
 import functools
-import io
 import itertools
-import json
-import logging
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
-import numpy as np
 from etils import epath
 
 from pipeline.errors import InvalidValue, require
-from pipeline.fs.atomic import as_path, atomic_write, directory_lock
-from pipeline.text.fingerprints import fingerprint
-from pipeline.text.sources.source import Sharded, Source, sharded, text_of, with_place
 from pipeline.text.tokenizers.file_tokenizer import FileTokenizer
 from pipeline.text.tokenizers.markup import is_mark
-from pipeline.text.tokenizers.tokenizer import BEGIN, END, PAD
-
-logger = logging.getLogger(__name__)
-
-# The field of a record that holds its text, or several, or a function from a record to its texts.
-TextOf: TypeAlias = str | Sequence[str] | Callable[[Mapping[str, Any]], Sequence[str]]
 
 SPACE = "\u2581"  # how a model spells a space
 
@@ -33,13 +18,18 @@ CONTROL, USER_DEFINED, UNUSED = 3, 4, 5
 NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"  # normalizer_spec { add_dummy_prefix: false }
 KEEP_SPACES = b"\x1a\x02\x20\x00"  # normalizer_spec { remove_extra_whitespaces: false }
 
-# The most bytes of text to train on, and the most shards that they come from.
-SAMPLE_BYTES, SAMPLED = 1 << 25, 64
 
-
-def _require() -> Any:
+def library() -> Any:
+    """The module sentencepiece."""
     purpose = "a sentencepiece tokenizer (Bytes() does not)"
     return require("sentencepiece", extra="sentencepiece", purpose=purpose)
+
+
+def _train(*arguments: Any, **options: Any) -> Any:
+    """See `train_sentencepiece`."""
+    from pipeline.text.tokenizers.training import train_sentencepiece
+
+    return train_sentencepiece(*arguments, **options)
 
 
 class SentencePiece(FileTokenizer):
@@ -59,6 +49,8 @@ class SentencePiece(FileTokenizer):
     """
 
     kind, file = "sentencepiece", "tokenizer.model"
+
+    train = staticmethod(_train)
 
     def __init__(self, model: epath.PathLike, *, begin: bool | str = True, end: bool | str = True):
         super().__init__(model, begin=begin, end=end)
@@ -120,73 +112,6 @@ class SentencePiece(FileTokenizer):
         return "".join(texts)
 
 
-def train_sentencepiece(
-    source: Source | Sharded | Sequence[tuple[Source | Sharded, TextOf]],
-    vocab_size: int,
-    model: epath.PathLike,
-    *,
-    seed: int = 0,
-    field: TextOf = "text",
-    begin: bool | str = True,
-    end: bool | str = True,
-) -> SentencePiece:
-    """A byte-pair model trained on `source`, which decodes to exactly the original text.
-
-    No character is normalised, no space added or removed, and text that is not in the vocabulary
-    falls back to bytes. Ids: 0 padding, 1 begin, 2 end, 3 unknown (never used), then 256 bytes,
-    then pieces. The same source, size and seed give the same model on every machine with the same
-    sentencepiece.
-
-    Args:
-        source: the text to train on; or pairs of a source and its `field`. If there are more than
-            32 MiB, a sample: the beginnings of up to 64 shards that are spread over all of it.
-        vocab_size: the number of ids, all kinds together.
-        model: the file to write. If it exists, and was trained on the same source with the same
-            options, it is loaded; it is never overwritten.
-        seed: draws the shards.
-        field: the field of the records that holds the text; or several, to train on all of them;
-            or a function from a record to its texts.
-        begin: see `SentencePiece`.
-        end: see `SentencePiece`.
-
-    Raises:
-        ValueError: `vocab_size` is too large or too small for this text, or `model` was trained
-            otherwise.
-    """
-    path = as_path(model)
-    pairs: Any = source if isinstance(source, list | tuple) else [(source, field)]
-    texts = [(sharded(each), [of] if isinstance(of, str) else of) for each, of in pairs]
-    fields = [
-        fingerprint(of) if callable(of) else of if isinstance(of, str) else list(of)
-        for _, of in pairs
-    ]
-    about = {
-        "source": "+".join(each.fingerprint for each, _ in texts),
-        "field": fields[0] if len(fields) == 1 else fields,
-        "vocab_size": vocab_size,
-        "seed": seed,
-        "sample_bytes": SAMPLE_BYTES,
-    }
-    note = path.parent / f"{path.name}.json"
-
-    if not path.exists():
-        with directory_lock(path.parent, "training a tokenizer"):
-            if not path.exists():
-                proto = _train(_sample(texts, seed), vocab_size)
-                for place, content in ((note, json.dumps(about, indent=1).encode()), (path, proto)):
-                    with atomic_write(place) as file:
-                        file.write(content)
-    there = json.loads(note.read_text()) if note.exists() else {}
-    if changed := [name for name, value in about.items() if there.get(name) != value]:
-        raise InvalidValue(
-            f"{os.fspath(path)} exists, and was not trained with this text and these options ("
-            + ", ".join(f"{name} was {there.get(name)}, now {about[name]}" for name in changed)
-            + "). Give it as the tokenizer, train into another directory (for a run, another "
-            "--workdir), or delete it if no corpus needs it"
-        )
-    return SentencePiece(path, begin=begin, end=end)
-
-
 def _read_marks(model: bytes) -> tuple[dict[int, str], bytes]:
     """The marks of a model by id; and the model without the ones that it finds in any text.
 
@@ -226,72 +151,9 @@ def _message_of_models() -> Any:
 
 
 def _load(content: bytes, name: str) -> Any:
-    processor = _require().SentencePieceProcessor()
+    processor = library().SentencePieceProcessor()
     try:
         processor.LoadFromSerializedProto(content)
     except RuntimeError as error:
         raise InvalidValue(f"{name} is not a sentencepiece model: {error}") from error
     return processor
-
-
-def _train(texts: Iterator[str], vocab_size: int) -> bytes:
-    proto = io.BytesIO()
-    try:
-        _require().SentencePieceTrainer.train(
-            sentence_iterator=texts,
-            model_writer=proto,
-            model_type="bpe",
-            vocab_size=vocab_size,
-            byte_fallback=True,
-            normalization_rule_name="identity",
-            remove_extra_whitespaces=False,
-            add_dummy_prefix=False,
-            allow_whitespace_only_pieces=True,
-            max_sentence_length=1 << 30,
-            pad_id=PAD,
-            bos_id=BEGIN,
-            eos_id=END,
-            unk_id=END + 1,
-            num_threads=8,  # recorded in the model, so it must not depend on the machine
-            minloglevel=2,
-        )
-    except RuntimeError as error:
-        seen = str(error).rpartition("] ")[2].rstrip(".")  # without its place in the C++ source
-        raise InvalidValue(
-            f"sentencepiece cannot make {vocab_size:,} pieces of this text: {seen}; choose another "
-            "vocab_size, or give more text"
-        ) from error
-    return proto.getvalue()
-
-
-def _sample(texts: Sequence[tuple[Sharded, Any]], seed: int) -> Iterator[str]:
-    """Texts of up to `SAMPLE_BYTES` in total, in order, from the beginnings of spread shards."""
-    every = [(source, field, shard) for source, field in texts for shard in source.shards()]
-    count = min(len(every), SAMPLED)
-    failed = ""
-    # One shard of each of `count` equal stretches.
-    within = np.random.Philox(key=seed).random_raw(count) / 2**64
-    for number in ((np.arange(count) + within) * (len(every) / max(count, 1))).astype(int):
-        source, field, shard = every[number]
-        left = SAMPLE_BYTES // count
-        blocks = source.read(shard)
-        for block, at in ((each, at) for each in blocks for at in range(len(each.records))):
-            if left <= 0:
-                break
-            try:
-                found = _texts_of(block.records[at], field)
-            except OSError:
-                raise
-            except Exception as error:  # `prepare` raises it, or skips the record
-                failed = failed or f"{with_place(error, block.where(at))}"
-                continue
-            yield from found
-            left -= sum(len(text.encode()) for text in found)
-    if failed:
-        logger.warning("the tokenizer is trained without the records that fail; first %s", failed)
-
-
-def _texts_of(record: Any, field: Any) -> Any:
-    if isinstance(record, Exception):
-        raise record
-    return field(record) if callable(field) else [text_of(record, each) for each in field]

@@ -1,0 +1,453 @@
+"""Block: the examples of consecutive records, tokenised in memory."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias, cast
+
+import numpy as np
+
+from pipeline.corpus.preparing.job import Job
+from pipeline.corpus.tasks import (
+    ABOVE,
+)
+from pipeline.errors import InvalidValue
+from pipeline.text import templates
+from pipeline.text.features import TOKEN_IDS, TOKENS, WEIGHTS, Column, Feature
+from pipeline.text.ragged import IDS, Ragged, find_lead, measure
+from pipeline.text.sources.source import Block, text_of, with_place
+from pipeline.text.templates import Template
+from pipeline.text.templates.template import traits_of
+from pipeline.text.tokenizers.tokenizer import extend
+from pipeline.text.values import collect_notes, count_bytes
+
+# By what is not trained on: how many records have it, of how many that were looked at (0: all),
+# and the first of them.
+Notes: TypeAlias = dict[str, tuple[int, int, str]]
+
+# The records of a block, at most, whose tokens are compared with their text, and their characters.
+COMPARED, CHARACTERS = 64, 1 << 16
+SILENT = "have no loss on any token; they are in no batch of training"
+UNPARSED = "have a mark that stays text"
+CHANGED = "change when they are encoded and decoded again"
+TWICE = "have the begin or end mark of the tokenizer twice"
+ONCE = "remove it from the template, or give the tokenizer begin=False or end=False"
+
+
+def add_notes(notes: Notes, more: Mapping[str, Any]) -> Notes:
+    """`notes` with the counts of later records added."""
+    for about, (count, of, first) in more.items():
+        before, of_before, earlier = notes.get(about, (0, 0, ""))
+        notes[about] = before + count, of_before + of, earlier or first
+    return notes
+
+
+class Piece(NamedTuple):
+    """Consecutive examples of a shard: of a block, or of a part.
+
+    Attributes:
+        examples: the examples by side; none if it is empty.
+        failed: a description of each record that failed, as JSON, with its `example` among these.
+        next: where the shard continues; None at its end.
+        notes: of its records.
+    """
+
+    examples: Mapping[str, Ragged]
+    failed: list[dict[str, Any]]
+    next: Any
+    notes: Notes
+
+
+def encode_block(job: Job, block: Block, *, compare: bool = False) -> "Piece":
+    """The examples of a block; those of records that failed are empty.
+
+    Unless `on_error` is "skip", the first failure that is found is raised. With `compare`, the
+    tokens of the first records are compared with their text.
+    """
+    if not block.records:
+        return Piece({}, [], block.next, {})
+    of_block = _OfBlock(job, block)
+    examples, failed = of_block.encode(compare), []
+    for number, error in of_block.failed.items():
+        named = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        reason = {"example": number * job.nodes, "reason": f"{named}{error}"}
+        if not isinstance(error, templates.LeftOut):
+            failed.append(block.place(number) | reason)
+    return Piece(examples, failed, block.next, of_block.notes)
+
+
+class _OfBlock:
+    """The tokenisation of one block.
+
+    Attributes:
+        failed: by number, why records have no example: the first error of each.
+        notes: of the records.
+    """
+
+    def __init__(self, job: Job, block: Block):
+        self._job, self._block = job, block
+        self._tokenizer: Any = job.tokenizer  # None: there is no side of tokens
+        self.failed: dict[int, Exception] = {}
+        self.notes: Notes = {}
+
+    def _fail(self, number: int, error: Exception) -> None:
+        """Keeps the error of a record; raises it if none may fail."""
+        if isinstance(error, OSError | MemoryError):  # not the fault of the record
+            raise error
+        if isinstance(error, templates.LeftOut):
+            self._note(f"{error}; they are left out", "", number)
+        elif self._job.on_error == "raise" and number not in self.failed:
+            raise with_place(error, self._block.where(number))
+        self.failed.setdefault(number, error)
+
+    def encode(self, compare: bool) -> dict[str, Ragged]:
+        """The examples by side; those of records that failed have no tokens or arrays."""
+        job, records = self._job, self._block.records
+        items, noted = list[dict[str, Any]](), collect_notes()
+        for number in range(len(records)):
+            noted.inspecting = compare and number < COMPARED
+            items.append(self._prepare(number))
+            for about, example in noted.items():
+                self._note(about, example, number)
+            noted.clear()
+        if compare:
+            looked = (0, min(len(records), COMPARED), "")
+            add_notes(self.notes, dict.fromkeys(noted.sampled, looked))
+        chunks: dict[str, Ragged] = {}
+        for task in job.tasks:
+            of_side = [item[task.side] for item in items]
+            chunk = Ragged.concatenate(self._encode(of_side, task.side, 0))
+            self._require_ids(chunk)
+            columns = dict(chunk.columns)
+            if not task.has_targets or traits_of(job.template).unweighted:
+                weights = columns.pop(WEIGHTS, None)
+                if weights is not None and len(job.tasks) == 1:
+                    self._require_equal_weights(chunk.counts, weights.values)
+            if job.nodes > 1:
+                for node in np.flatnonzero(chunk.counts == 0).tolist():
+                    error = InvalidValue(
+                        "its prefix or a continuation has no token; give each of them text, or the "
+                        "tokenizer marks"
+                    )
+                    self._fail(node // job.nodes, error)
+                above = np.tile(np.arange(job.nodes, dtype=np.int32), len(records))
+                columns[ABOVE] = Column(job.columns[ABOVE], above)
+            chunks[task.side] = dataclasses.replace(chunk, columns=columns)
+        if compare:
+            self._compare(items, chunks)
+        chunks = self._read_features(items, chunks)
+        for task in job.tasks:
+            chunk = self._empty_failed(chunks[task.side])
+            loss = chunk.weights if job.nodes == 1 else None  # a prefix never has any
+            silent = task.find_silent(chunk.counts, loss)
+            if len(silent):
+                place = self._block.where(int(silent[0]), count=False)
+                add_notes(self.notes, {SILENT: (len(silent), 0, place)})
+            ids = Column(TOKEN_IDS, chunk.flat.astype(np.int32, copy=False))  # which fit by now
+            columns = {**chunk.columns, TOKENS: ids}
+            chunks[task.side] = dataclasses.replace(chunk, columns=columns)
+        return chunks
+
+    # ---- items: what the tokenizer gets of each record
+
+    def _prepare(self, number: int) -> dict[str, Any]:
+        """By side, the text of a record, the spans of each of its nodes, or arrays by feature."""
+        job, record = self._job, self._block.records[number]
+        try:
+            if isinstance(record, Exception):
+                raise record
+            if job.fields is not None:
+                return {side: text_of(record, field) for side, field in job.fields.items()}
+            arrays = {side: each for side, each in job.sides.items() if side not in self._of_spans}
+            template = cast(Template, job.template)
+            return templates.fill(template, record, self._of_spans, arrays)
+        except Exception as error:
+            self._fail(number, error)
+            return self._nothing
+
+    def _note(self, about: str, example: str, number: int) -> None:
+        """Counts a record in the notes, with its place if it is the first."""
+        place = self._block.where(number, count=False)  # or each record would cost a reading
+        where = ": ".join(filter(None, [place, example]))
+        add_notes(self.notes, {about: (1, 0, where)})
+
+    @functools.cached_property
+    def _of_spans(self) -> dict[str, dict[str, Feature]]:
+        """The features of each side of tokens that have a value for each token."""
+        return {
+            task.side: {n: f for n, f in self._job.sides[task.side].items() if not f.per_example}
+            for task in self._job.tasks
+        }
+
+    @functools.cached_property
+    def _nothing(self) -> dict[str, Any]:
+        """What stands for a record that failed, until its tokens are removed."""
+        if self._job.fields is not None:
+            return dict.fromkeys(self._of_spans, "")
+        return {
+            side: [[("", 0.0, {n: each.filled(1) for n, each in known.items()})]] * self._job.nodes
+            for side, known in self._of_spans.items()
+        }
+
+    def _encode(self, items: Sequence[Any], side: str, first: int) -> list[Ragged]:
+        """The examples of items of a side, the first of which is of the record `first`.
+
+        If the tokenizer fails, halves are tried, to find the records that it fails for.
+        """
+        try:
+            return [self._encode_now(items, side)]
+        except Exception as error:
+            if len(items) == 1:
+                self._fail(first, error)
+                return [self._encode_now([self._nothing[side]], side)]
+        half = len(items) // 2
+        halves = (items[:half], first), (items[half:], first + half)
+        return [chunk for each, at in halves for chunk in self._encode(each, side, at)]
+
+    def _encode_now(self, items: Sequence[Any], side: str) -> Ragged:
+        if self._job.fields is None:
+            return templates.encode(items, self._tokenizer, self._of_spans[side])
+        sizes = np.fromiter(map(count_bytes, items), np.int64, len(items))
+        return Ragged.of(*self._tokenizer.encode_batch(list(items)), text_bytes=sizes)
+
+    # ---- checks of the examples
+
+    def _fail_tokens(
+        self, counts: np.ndarray, wrong: np.ndarray, describe: Callable[[int], str]
+    ) -> None:
+        """Fails the records of wrong tokens, each with the description of its first."""
+        at = np.flatnonzero(wrong)
+        of = np.searchsorted(np.cumsum(counts), at, side="right") // self._job.nodes
+        records, first = np.unique(of, return_index=True)
+        for number, place in zip(records.tolist(), at[first].tolist(), strict=True):
+            self._fail(number, InvalidValue(describe(place)))
+
+    def _require_ids(self, chunk: Ragged) -> None:
+        flat, tokenizer = chunk.flat, self._tokenizer
+        if not len(flat):
+            return
+        if flat.dtype.kind not in "iu":
+            raise InvalidValue(
+                f"the tokenizer {tokenizer.fingerprint} gave ids of dtype {flat.dtype}; they must "
+                "be integers"
+            )
+        if flat.min() >= 0 and flat.max() < min(tokenizer.vocab_size, IDS):
+            return
+        self._fail_tokens(
+            chunk.counts,
+            (flat < 0) | (flat >= min(tokenizer.vocab_size, IDS)),
+            lambda at: (
+                f"the tokenizer {tokenizer.fingerprint} gave the id {flat[at]}, and its "
+                f"vocab_size is {tokenizer.vocab_size}; ids must be at least 0 and below it, and "
+                "below 2**31"
+            ),
+        )
+
+    def _compare(self, items: Sequence[Mapping[str, Any]], chunks: Mapping[str, Ragged]) -> None:
+        """Notes records whose tokens do not decode to their text, and marks that stay text."""
+        size, compared, characters, ids = self._job.nodes, 0, 0, dict[str, list[np.ndarray]]()
+        for side, chunk in chunks.items():
+            counts = chunk.counts[: COMPARED * size]
+            ids[side] = np.split(chunk.flat[: counts.sum()], np.cumsum(counts)[:-1])
+        for number, item in enumerate(items[:COMPARED]):
+            if number in self.failed:
+                continue
+            nodes = {
+                side: item[side] if self._job.fields is None else [[(item[side],)]] for side in ids
+            }
+            characters += sum(len(t) for each in nodes.values() for s in each for t, *_ in s)
+            if characters > CHARACTERS and compared:
+                break
+            compared += 1
+            for side, spans in nodes.items():
+                self._compare_one(spans, ids[side][number * size : (number + 1) * size], number)
+        add_notes(self.notes, dict.fromkeys((UNPARSED, CHANGED, TWICE), (0, compared, "")))
+
+    def _compare_one(self, nodes: Sequence[Any], own: list[np.ndarray], number: int) -> None:
+        """Compares the ids of the nodes of a record, of one side, with their spans."""
+        tokenizer = self._tokenizer
+        known = extend(tokenizer)
+        texts = ["".join(text for text, *_ in spans) for spans in nodes]
+        if slots := [t.id for spans in nodes for t, *_ in spans if isinstance(t, templates.Slots)]:
+            own = [each[~np.isin(each, slots)] for each in own]
+        unparsed = map(known.find_unparsed, (text for spans in nodes for text, *_ in spans))
+        if found := next(filter(None, unparsed), None):
+            example, is_own = found
+            # The text of a record is text as it should be, and `strict` allows it.
+            (self._differ if is_own else self._note)(UNPARSED, example, number)
+        wholes = [(texts[0], own[0])]
+        if len(nodes) > 1:  # a continuation goes on from its prefix
+            pairs = zip(texts[1:], own[1:], strict=True)
+            wholes = [(texts[0] + text, np.append(own[0], each)) for text, each in pairs]
+        decoded = ((text, known.spell(each)) for text, each in wholes)
+        if changed := next((pair for pair in decoded if pair[0] != pair[1]), None):
+            self._differ(CHANGED, _describe_change(*changed), number)
+        marks = [tokenizer.begin_id] * 2, [tokenizer.end_id] * 2
+        if own[0][:2].tolist() == marks[0] or own[-1][-2:].tolist() == marks[1]:
+            self._note(TWICE, ONCE, number)
+
+    def _differ(self, about: str, example: str, number: int) -> None:
+        """Notes, or with `strict` refuses, a record that the tokenizer cannot hold."""
+        if self._job.strict:
+            raise with_place(
+                InvalidValue(
+                    f"{example}; give another tokenizer, or train on this text without strict"
+                ),
+                self._block.where(number),
+            )
+        self._note(about, example, number)
+
+    def _require_equal_weights(self, counts: np.ndarray, weights: np.ndarray) -> None:
+        """Refuses weights other than 1, except for that of a begin mark, which is 0."""
+        ends = np.cumsum(counts)
+        other = weights != 1
+        if self._tokenizer.begin_id is not None:
+            other[(ends - counts)[counts > 0]] = False
+        self._fail_tokens(
+            counts,
+            other,
+            lambda at: (
+                f"the template gave a text the weight {weights[at]:g}, and examples of the task "
+                "'inputs', for masked text, have no weights: any of their tokens may be hidden. "
+                "Give all texts the weight 1, leave out those that are not to be learnt, or train "
+                "on the task 'causal'"
+            ),
+        )
+
+    def _read_features(
+        self, items: Sequence[Mapping[str, Any]], chunks: Mapping[str, Ragged]
+    ) -> dict[str, Ragged]:
+        """The examples of all sides, with features that are not of spans.
+
+        Features of records that failed are zeros, and they have no arrays.
+        """
+        job, nodes = self._job, self._job.nodes
+        known = {name for chunk in chunks.values() for name in chunk.columns}
+        found: dict[str, list[np.ndarray]] = {n: [] for n in job.columns if n not in known}
+        pointers = {
+            name: np.split(chunk.columns[name].values, np.cumsum(chunk.counts)[:-1])
+            for side, chunk in chunks.items()
+            for name, feature in job.sides[side].items()
+            if feature.to is not None and name in known
+        }
+        for number in range(len(items)) if found or pointers else ():
+            own = slice(number * nodes, (number + 1) * nodes)
+            counts = {side: chunk.counts[own].tolist() for side, chunk in chunks.items()}
+            example, values = {name: each[number] for name, each in pointers.items()}, {}
+            try:
+                if number not in self.failed:
+                    values = self._values_of(number, items[number], counts, example, found)
+            except Exception as error:
+                self._fail(number, error)
+            for side, features in job.sides.items():
+                for name in features.keys() & found.keys():
+                    found[name] += values.get(name) or _zeros(features[name], counts.get(side, [0]))
+        made = {}
+        for side, features in job.sides.items():
+            columns = dict(chunks[side].columns) if side in chunks else {}
+            for name, each in features.items():  # always in one order
+                own_values = found[name] if name in found else [columns.pop(name).values]
+                columns[name] = Column(each, np.concatenate(own_values))
+            if side in chunks:
+                made[side] = dataclasses.replace(chunks[side], columns=columns)
+            else:
+                sizes = [len(values) for values in found[cast(str, find_lead(features))]]
+                made[side] = Ragged(np.array(sizes, np.int64), columns)
+        return made
+
+    def _values_of(
+        self,
+        number: int,
+        item: Mapping[str, Any],
+        counts: Mapping[str, list[int]],
+        example: dict[str, Any],
+        names: Collection[str],
+    ) -> dict[str, list[np.ndarray]]:
+        """The values of features of a record, by name, each checked.
+
+        `counts` has the tokens of each node, by side, and `example` the pointers of spans.
+        """
+        job, record = self._job, self._block.records[number]
+        values: dict[str, list[np.ndarray]] = {}
+        for side, features in job.sides.items():
+            for name in [name for name in features if name in names]:
+                feature = features[name]
+                if side in counts or feature.per_example:
+                    values[name] = _features_of(record, name, feature, counts.get(side, [1]))
+                    example |= {} if feature.to is None else {name: values[name][0]}
+                else:
+                    example[name] = _array_of(item.get(side, record), name, feature)
+        sizes = {task.side: max(counts[task.side][0] - task.lookahead, 0) for task in job.tasks}
+        measure(example, job.sides, sizes)
+        for name in (example.keys() & {*names}) - values.keys():
+            feature = job.columns[name]
+            values[name] = [feature.convert([example[name]], name, [sizes[feature.of]])]
+        return values
+
+    def _empty_failed(self, chunk: Ragged) -> Ragged:
+        """The examples, without the tokens of those of records that failed."""
+        if not self.failed:
+            return chunk
+        stays = np.ones(len(self._block.records), bool)
+        stays[list(self.failed)] = False
+        stays = np.repeat(stays, self._job.nodes)
+        tokens = np.repeat(stays, chunk.counts)
+        columns = {
+            name: each if each.feature.per_example else Column(each.feature, each.values[tokens])
+            for name, each in chunk.columns.items()
+        }
+        texts = None if chunk.text_bytes is None else chunk.text_bytes * stays
+        return Ragged(chunk.counts * stays, columns, texts)
+
+
+def _describe_change(text: str, decoded: str) -> str:
+    """The first difference of two texts, and what is around it."""
+    pairs = enumerate(zip(text, decoded, strict=False))
+    at = next((n for n, (one, other) in pairs if one != other), min(len(text), len(decoded)))
+    before, after = (each[max(at - 20, 0) : at + 20] for each in (text, decoded))
+    return f"the tokenizer loses text: {before!r} becomes {after!r} when it is decoded"
+
+
+def _zeros(feature: Feature, sizes: Sequence[int]) -> list[np.ndarray]:
+    """Zeros for examples of these sizes."""
+    shapes = [(1 if feature.per_example else size, *feature.shape) for size in sizes]
+    return [np.zeros(shape, feature.dtype) for shape in shapes]
+
+
+def _array_of(given: Mapping[str, Any], name: str, feature: Feature) -> Any:
+    """The array of a feature of a side; an empty one if the side is empty, or it is null."""
+    if given and name not in given:
+        raise InvalidValue(
+            f"{name} of the side {feature.of!r} is missing; there are "
+            f"{', '.join(map(str, given))}: name the feature like its field, or return all arrays "
+            "of the side, or none"
+        )
+    array = given[name] if given else None
+    return np.zeros((0, *feature.shape), feature.dtype) if array is None else array
+
+
+def _features_of(
+    record: Mapping[str, Any], name: str, feature: Feature, sizes: Sequence[int]
+) -> list[np.ndarray]:
+    """The values of a feature for each example of a record, which have so many tokens."""
+    if name not in record or (record[name] is None and feature.fill is not None):
+        if feature.fill is None:
+            raise InvalidValue(
+                f"{name} is no field of it (its fields: {', '.join(map(str, record))}); name the "
+                "feature like its field, or give it a fill="
+            )
+        return [feature.filled(1 if feature.per_example else size) for size in sizes]
+    value, nodes = record[name], len(sizes)
+    if nodes == 1:
+        return [feature.convert([value], name, sizes)]
+    none = np.zeros(feature.shape, feature.dtype)  # a prefix has the value of the group
+    if feature.of == "example":
+        values = [value] + [none] * (nodes - 1)
+    elif np.shape(value)[:1] == (nodes - 1,):
+        values = [none, *value]
+    else:
+        raise InvalidValue(
+            f"{name} is {value!r:.60}; give a value for each of the {nodes - 1} continuations"
+        )
+    pairs = zip(values, sizes, strict=True)
+    return [feature.convert([each], name, [size]) for each, size in pairs]

@@ -1,0 +1,240 @@
+"""Work: from a shard of a source to parts of a corpus, each with a record beside it.
+
+Each side of the examples is a corpus of its own, with as many parts, which hold the same examples.
+The last side is the last to be written and finished: where it has a record, or a manifest, the
+others have theirs.
+
+Whatever does the work, and however often, the parts are the same: the end of a block ends a part,
+and the record of a part says where its shard continues.
+"""
+
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from etils import epath
+
+from pipeline.corpus.preparing.block import Notes, Piece, add_notes, encode_block
+from pipeline.corpus.preparing.job import Job
+from pipeline.corpus.sides import read_sides, record_sides
+from pipeline.corpus.stored.directory import Damaged, damage, part_name
+from pipeline.corpus.stored.log import (
+    begin,
+    list_records,
+    read_record,
+    read_records,
+    record_path,
+    refuse_others,
+    remove_log,
+    write_record,
+)
+from pipeline.corpus.stored.manifest import Manifest, is_finished, require_same_origin
+from pipeline.corpus.stored.parts import Part, json_digest, write_part
+from pipeline.errors import InvalidState, InvalidValue
+from pipeline.fs.atomic import make_directory
+from pipeline.text import ragged
+from pipeline.text.ragged import Ragged
+from pipeline.text.sources.source import Block, Shard
+
+# What follows a part must be this fraction of one, or it joins the part.
+REST = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """Makes the parts of shards; workers get a copy of it, and call it with a shard.
+
+    Attributes:
+        job: the recipe.
+        directory: that of the corpus.
+        most: the examples and tokens of a full part, the same for all workers.
+    """
+
+    job: Job
+    directory: epath.Path
+    most: tuple[int, int] = dataclasses.field(
+        default_factory=lambda: (ragged.EXAMPLES_PER_PART, ragged.TOKENS_PER_PART)
+    )
+
+    @functools.cached_property
+    def origin(self) -> str:
+        """A digest of all that decides the parts."""
+        return json_digest([self.job.origin, [task.name for task in self.job.tasks]])
+
+    @functools.cached_property
+    def places(self) -> dict[str, epath.Path]:
+        """The directory of each side: that of the corpus itself if it is single, or one in it."""
+        if self.job.is_single:
+            return dict.fromkeys(self.job.sides, self.directory)
+        return {side: self.directory / side for side in self.job.sides}
+
+    @property
+    def last(self) -> epath.Path:
+        """The directory of the last side."""
+        return [*self.places.values()][-1]
+
+    @property
+    def finished(self) -> bool:
+        """Whether the corpus is finished."""
+        return is_finished(self.last)
+
+    def declare(self) -> dict[str, Manifest]:
+        """Says what corpus the directory will hold, or refuses one that was begun otherwise."""
+        if not self.job.is_single:
+            record_sides(self.directory, [*self.places], self.job.loss)
+        elif read_sides(self.directory) is not None:
+            raise InvalidValue(
+                f"{os.fspath(self.directory)} holds a corpus of several sides; prepare with their "
+                "features, or choose another directory"
+            )
+        return {side: self._declare(side, place) for side, place in self.places.items()}
+
+    def _declare(self, side: str, place: epath.Path) -> Manifest:
+        job, tokenizer = self.job, self.job.tokenizer if self.job.task_of(side).shifts else None
+        manifest = Manifest(
+            task=job.task_of(side).name,
+            origin=job.origin,
+            vocab_size=None if tokenizer is None else tokenizer.vocab_size,
+            source=str(job.source),
+            features=job.sides[side],
+        )
+        make_directory(place)
+        if (begun := Manifest.find(place)) is None:
+            refuse_others(place)
+        elif (
+            begun.finished
+            or (begun.origin, begun.task) == (manifest.origin, manifest.task)
+            or list_records(place)
+        ):
+            require_same_origin(place, begun.origin, job.origin)
+            if begun.task != manifest.task:
+                raise InvalidValue(
+                    f"{os.fspath(place)} holds a corpus of the task {begun.task!r}, not "
+                    f"{manifest.task!r}; give that, or another directory"
+                )
+            return begun
+        saved = None if tokenizer is None else tokenizer.save(place)
+        manifest = dataclasses.replace(manifest, tokenizer=saved)
+        try:
+            begin(place, manifest, once=begun is None)
+        except FileExistsError:  # another process began it meanwhile, and may have finished it
+            return self._declare(side, place)
+        return manifest
+
+    def remove_logs(self) -> None:
+        """Removes the records of all sides."""
+        for place in self.places.values():
+            remove_log(place)
+
+    def read_all(
+        self, shards: Iterable[int], place: epath.Path
+    ) -> dict[int, tuple[list[dict[str, Any]], bool]]:
+        """For each shard its records in a directory, in order, and whether it is done."""
+        there = read_records(place)
+        return {shard: self._follow(shard, lambda *key: there.get(key)) for shard in shards}
+
+    def _follow(
+        self, shard: int, read: Callable[[int, int], dict[str, Any] | None]
+    ) -> tuple[list[dict[str, Any]], bool]:
+        """The records of a shard, in order, and whether it is done."""
+        records: list[dict[str, Any]] = []
+        while record := read(shard, len(records)):
+            if record["origin"] != self.origin:
+                path = record_path(self.last, shard, record["number"])
+                raise damage(path, "it was made from something else")
+            records.append(record)
+            if record["next"] is None:
+                return records, True
+        return records, False
+
+    def __call__(self, numbered: tuple[int, Shard]) -> tuple[int, int]:
+        """Makes the parts of a shard that are missing; returns its number and their tokens."""
+        number, shard = numbered
+        tokens = 0
+        try:
+            records, done = self._follow(number, functools.partial(read_record, self.last))
+            start, part = records[-1]["next"] if records else None, len(records)
+            blocks = () if done else self.job.records.read(shard, start)
+            for piece in divide(self.job, blocks, self.most):
+                tokens += self._write(number, part, piece)
+                part += 1
+        except (OSError, Damaged):
+            if not self.finished:
+                raise
+        if self.finished:  # others did this shard, and finished
+            self.remove_logs()
+        return number, tokens
+
+    def _write(self, shard: int, number: int, piece: Piece) -> int:
+        """Writes a part of each side and then its record, unless others have written the same."""
+        job, tokens, failed, notes = self.job, 0, piece.failed, piece.notes
+        for side, place in self.places.items():
+            parts = []
+            if piece.examples:
+                path, examples = place / part_name(shard, number), piece.examples[side]
+                task, size = job.task_of(side), None
+                if task.shifts and job.tokenizer is not None:
+                    size = job.tokenizer.vocab_size
+                kind: Any = {"task": task, "origin": job.origin, "vocab_size": size}
+                parts = [write_part(path, examples, **kind).part]
+            rest: Any = {"next": piece.next, "failed": failed, "origin": self.origin}
+            try:
+                write_record(place, shard, number, parts=parts, notes=notes, **rest)
+                tokens += sum(part.tokens for part in parts)
+            except FileExistsError:
+                self._require_same(place, shard, number, parts)
+            failed, notes = [], {}  # the first side has those of all
+        return tokens
+
+    def _require_same(
+        self, place: epath.Path, shard: int, number: int, parts: Sequence[Part]
+    ) -> None:
+        there = read_record(place, shard, number)
+        if there and [each["sha256"] for each in there["parts"]] != [p.sha256 for p in parts]:
+            raise InvalidState(
+                f"another process made other examples of shard {shard}, part {number}, of "
+                f"{self.job.source}: the source or a function gives different results each time. "
+                "Delete the directory, correct that, and prepare again"
+            )
+
+
+def divide(job: Job, blocks: Iterable[Block], most: tuple[int, int]) -> Iterator[Piece]:
+    """The parts of a shard: each ends with the block that makes it full.
+
+    If less than a fraction of a part follows, that joins the part. So a part is known when enough
+    of the next one is.
+    """
+    held: list[Piece] = []  # one of each block that is in no part yet
+    full = 0  # how many of them make a full part
+    for number, block in enumerate(blocks):
+        held.append(encode_block(job, block, compare=number == 0))
+        if full and _reaches(held[full:], most, REST):
+            yield _join(held[:full])
+            held, full = held[full:], 0
+        if not full and _reaches(held, most) and block.next is not None:
+            full = len(held)
+    if held:
+        yield _join(held)
+
+
+def _reaches(pieces: Sequence[Piece], most: tuple[int, int], fraction: int = 1) -> bool:
+    """Whether pieces have one part in `fraction` of a full part's examples or tokens."""
+    every = [each for piece in pieces for each in piece.examples.values()]
+    examples = sum(len(next(iter(p.examples.values())).counts) for p in pieces if p.examples)
+    size = sum(each.size for each in every)
+    return fraction * examples >= most[0] or fraction * size >= most[1]
+
+
+def _join(pieces: Sequence[Piece]) -> Piece:
+    """Consecutive pieces as one."""
+    chunks, failed, before = dict[str, list[Ragged]](), list[dict[str, Any]](), 0
+    for piece in pieces:
+        failed += [each | {"example": each["example"] + before} for each in piece.failed]
+        for side, examples in piece.examples.items():
+            chunks.setdefault(side, []).append(examples)
+        before += len(next(iter(piece.examples.values())).counts) if piece.examples else 0
+    notes: Notes = functools.reduce(add_notes, (piece.notes for piece in pieces), {})
+    whole = {side: Ragged.concatenate(several) for side, several in chunks.items()}
+    return Piece(whole, failed, pieces[-1].next, notes)

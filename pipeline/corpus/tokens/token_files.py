@@ -1,0 +1,151 @@
+"""Token files: what a reader of another program's files returns, and tools to write one."""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
+import pyarrow as pa
+from etils import epath
+
+from pipeline.corpus.stored.cache import local_copy, path_of
+from pipeline.corpus.stored.gather import gather
+from pipeline.corpus.stored.parts import read_content
+from pipeline.errors import InvalidValue
+from pipeline.fs.atomic import write_once
+from pipeline.text.features import TOKENS, WEIGHTS
+from pipeline.text.sources import files
+
+# The numbers of some lists, where each list begins in them, and the size of each.
+Lists: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+class TokenFiles(NamedTuple):
+    """The examples in files of another program.
+
+    Attributes:
+        files: those that hold them.
+        groups: some examples each, in order: their `TOKENS`, `WEIGHTS` if these are not all 1, and
+            features, by name.
+        layout: the options that decide how the files are read, as JSON.
+    """
+
+    files: list[epath.Path]
+    groups: list[dict[str, Lists]]
+    layout: Any = None
+
+
+Read = TypeVar("Read", bound=Callable[..., TokenFiles])
+# More arguments and options for a path, for the user to complete, as `([], {"dtype": "uint16"})`.
+Suggestion: TypeAlias = tuple[list[str], dict[str, Any]]
+
+
+def signs(
+    recognises: Callable[[epath.Path], bool],
+    suggest: Callable[[epath.Path], Suggestion] = lambda path: ([], {}),
+) -> Callable[[Read], Read]:
+    """Gives a reader of token files its signs: whether a path seems to name such files.
+
+    The reader is a function `(paths, **options) -> TokenFiles`; its docstring describes `paths`,
+    and under `Options:` each option, for help in Python, in a shell and in configs. The registry
+    lists it.
+    """
+
+    def mark(read: Read) -> Read:
+        read.recognises, read.suggest = recognises, suggest  # type: ignore[attr-defined]
+        return read
+
+    return mark
+
+
+def damaged(path: epath.Path, seen: object) -> InvalidValue:
+    """The error for a file that its program cannot have finished as it is."""
+    return InvalidValue(
+        f"{os.fspath(path)} is damaged, cut short, or not what its name says: {seen}; copy it again"
+    )
+
+
+def as_local(path: epath.Path) -> epath.Path:
+    """The file itself; of a bucket, its copy in the user's caches."""
+    return local_copy(path)
+
+
+def map_content(path: epath.Path) -> pa.Buffer:
+    """The bytes of a file, mapped; of a bucket, those of a copy in the user's caches."""
+    return read_content(local_copy(path))
+
+
+def values_of(lists: Lists) -> np.ndarray:
+    """The numbers of some lists, one list after another."""
+    return gather(*lists)
+
+
+def keep_array(key: Any, make: Callable[[], np.ndarray]) -> np.ndarray:
+    """What `make` returns, which the user's caches keep; `key` is JSON that decides it."""
+    place = path_of(key, "array.npy")
+    return np.load(write_once(place, "searching", lambda file: np.save(file, make())))
+
+
+def between(
+    path: epath.Path, edges: np.ndarray, count: int, what: str = "tokens"
+) -> tuple[np.ndarray, np.ndarray]:
+    """Where each of the things between edges begins, and its size; refuses edges out of order."""
+    edges = edges.astype(np.int64)
+    if not len(edges) or (edges[0], edges[-1]) != (0, count) or (np.diff(edges) < 0).any():
+        raise damaged(
+            path,
+            f"it does not hold offsets into {count:,} {what}: one more than there are examples, "
+            "ascending from 0 to that number, as np.append(0, np.cumsum(lengths))",
+        )
+    return edges[:-1], np.diff(edges)
+
+
+def read_numbers(path: epath.Path, dtype: np.dtype, skip: int = 0) -> np.ndarray:
+    """The numbers of a file after `skip` bytes, mapped."""
+    content = map_content(path)
+    if content.size < skip or (content.size - skip) % dtype.itemsize:
+        raise damaged(path, f"its {content.size:,} bytes are not {skip:,} and some {dtype}")
+    return np.frombuffer(content, dtype, offset=skip)
+
+
+def divide(
+    found: Sequence[epath.Path],
+    arrays: Sequence[np.ndarray],
+    masks: files.Paths,
+    borders: Sequence[tuple[np.ndarray, np.ndarray]],
+    layout: Any = None,
+) -> TokenFiles:
+    """The examples in arrays that lie end to end; those in several arrays are copied.
+
+    `masks` are as many files with a byte for each token, or none. `borders` are where examples
+    begin, and their sizes, of each array, or once of all.
+    """
+    columns, paths = {TOKENS: arrays}, files.find(masks) if masks else []
+    if paths:
+        columns[WEIGHTS] = [read_numbers(path, np.dtype(bool)) for path in paths]
+    sizes = [", ".join(f"{len(each)}" for each in some) for some in columns.values()]
+    if len({*sizes}) > 1:
+        raise InvalidValue(
+            f"the files of weights have {sizes[1]} bytes for {sizes[0]} tokens; give a file with a "
+            "byte for each token, 1 to train on it, for each file of tokens"
+        )
+    firsts, groups = np.cumsum([0, *map(len, arrays)]), []
+    begins = np.concatenate([at + n for (at, _), n in zip(borders, firsts, strict=False)])
+    counts = np.concatenate([each for _, each in borders])
+    ends = begins + counts
+    # The array in which each example begins. Those of a group begin in one, and end in it or later.
+    array = np.minimum(np.searchsorted(firsts, begins, "right"), len(arrays)) - 1
+    changes = np.flatnonzero(np.diff(2 * array + (ends > firsts[array + 1]))) + 1
+    for group in np.split(np.arange(len(begins)), changes) if len(begins) else ():
+        first, low, high = int(array[group[0]]), begins[group].min(), ends[group].max()
+        which = slice(first, max(int(np.searchsorted(firsts, high)), first + 1))
+        lists = {}
+        for name, some in columns.items():
+            pieces = [
+                values[max(low - at, 0) : high - at]
+                for values, at in zip(some[which], firsts[which], strict=True)
+            ]
+            values = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+            lists[name] = values, begins[group] - low, counts[group]
+        groups.append(lists)
+    return TokenFiles([*found, *paths], groups, layout)
