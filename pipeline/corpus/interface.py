@@ -183,7 +183,9 @@ class AnyCorpus:
 
         return Covering(self)
 
-    def split(self, hold_out: float = 0.01) -> tuple["AnyCorpus", "AnyCorpus"]:
+    def split(
+        self, hold_out: float = 0.01, *, by: str | None = None
+    ) -> tuple["AnyCorpus", "AnyCorpus"]:
         """Two views that have each example once: those to train on, and those held out.
 
         A hash of its number decides where an example is. So examples that are held out stay so if
@@ -193,10 +195,15 @@ class AnyCorpus:
 
         Args:
             hold_out: the share of examples that are held out, above 0 and below 1.
+            by: a feature of examples, such as the conversation, file or author of each. A hash of
+                its value decides, so examples with one value stay on one side, in any order and in
+                any other corpus. `Feature("example", key=True)` keeps texts. Default None: numbers.
         """
         from pipeline.corpus.split import Split  # which derives from this class
 
-        train, held_out = (Split(self, hold_out=hold_out, held_out=out) for out in (False, True))
+        train, held_out = (
+            Split(self, hold_out=hold_out, held_out=out, by=by) for out in (False, True)
+        )
         return train, held_out
 
     def with_features(
