@@ -15,7 +15,7 @@ import grain
 
 from pipeline.corpus.groups import truncate_groups
 from pipeline.corpus.interface import AnyCorpus
-from pipeline.corpus.pairs import open_corpus
+from pipeline.corpus.opening import open_corpus
 from pipeline.errors import (
     InvalidType,
     InvalidValue,

@@ -105,4 +105,4 @@ def test_a_preparation_that_was_interrupted_has_sealed_what_it_continues(tmp_pat
         prepare(Records(texts), Bytes(), tmp_path, num_workers=0, progress=False)
     lost.rename(tmp_path / "part-000000-00000.arrow")
     done = prepare(Records(texts), Bytes(), tmp_path, num_workers=0, progress=False)
-    assert sealed.items() <= {part.file: part.sha256 for part in done._manifest.parts}.items()
+    assert sealed.items() <= {part.file: part.sha256 for part in done.manifest.parts}.items()

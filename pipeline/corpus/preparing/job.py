@@ -5,7 +5,6 @@ import functools
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias, cast, get_args
 
-from pipeline.corpus.groups import add_parents
 from pipeline.corpus.tasks import (
     A_TASK,
     ARRAYS,
@@ -14,6 +13,7 @@ from pipeline.corpus.tasks import (
     OF_PAIRS,
     TARGETS,
     Task,
+    add_parents,
     divide_features,
 )
 from pipeline.errors import InvalidType, InvalidValue, require_one_of, require_type

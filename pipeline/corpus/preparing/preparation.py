@@ -19,12 +19,13 @@ from etils import epath
 from tqdm import tqdm
 
 from pipeline.corpus.corpus import Corpus
-from pipeline.corpus.groups import Groups
-from pipeline.corpus.pairs import Pairs, as_sides
+from pipeline.corpus.interface import AnyCorpus, read_as
+from pipeline.corpus.pairs import as_sides
 from pipeline.corpus.preparing.block import Notes, add_notes
 from pipeline.corpus.preparing.job import Job, OnError
 from pipeline.corpus.preparing.processes import Engine, Processes, refuse_import
 from pipeline.corpus.preparing.work import Work
+from pipeline.corpus.sides import Sides
 from pipeline.corpus.stored.directory import BESIDE, MANIFEST, PART_NAME, SHARDS, SKIPPED, TEMPORARY
 from pipeline.corpus.stored.log import (
     finish,
@@ -74,7 +75,7 @@ def prepare(
     num_workers: int | None = None,
     engine: Engine | None = None,
     progress: bool = True,
-) -> Corpus:
+) -> AnyCorpus:
     """The corpus of `source`, tokenised into `directory`; opened at once if it is there already.
 
     It may be killed at any time: run again, it keeps finished parts, does the rest, and makes the
@@ -131,7 +132,7 @@ def prepare_pairs(
     *,
     fields: tuple[str | Template, str | Template] = ("inputs", "targets"),
     **options: Unpack[PrepareOptions],
-) -> Pairs:
+) -> Sides:
     """The pairs of `source`, for sequence to sequence: `prepare` with the template `Pair`.
 
     Args:
@@ -143,7 +144,9 @@ def prepare_pairs(
         **options: as for `prepare`.
     """
     pair = Pair.of(fields)
-    return prepare(source, tokenizer, directory, template=pair, **options)  # type: ignore[return-value]
+    made = prepare(source, tokenizer, directory, template=pair, **options)
+    assert isinstance(made, Sides)
+    return made
 
 
 def prepare_share(
@@ -190,7 +193,7 @@ def prepare_job(
     num_workers: int | None = None,
     engine: Engine | None = None,
     progress: bool = True,
-) -> Corpus:
+) -> AnyCorpus:
     """The corpus of a recipe; options and errors are those of `prepare`."""
     if engine is not None and num_workers is not None:
         raise InvalidValue(
@@ -217,9 +220,9 @@ def prepare_job(
         require_same_origin(work.places[side], corpus.origin, origin)
         corpus.require_task(job.task_of(side))
     if not job.is_single:
-        return as_sides(made, job.loss)  # type: ignore[return-value]
+        return as_sides(made, job.loss)
     (corpus,) = made.values()
-    return Groups(corpus) if job.nodes > 1 else corpus  # type: ignore[return-value]
+    return read_as(corpus)
 
 
 def _as_directory(directory: epath.PathLike) -> epath.Path:
