@@ -1,10 +1,11 @@
 """Values: what a field may hold where a text is due; and notes of what is not trained on."""
 
+import contextlib
 import contextvars
 import decimal
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -162,7 +163,7 @@ _notes: contextvars.ContextVar[dict[str, str] | None] = contextvars.ContextVar("
 
 
 def note(about: str, example: str) -> None:
-    """Notes that a record has something that is not trained on; `prepare` counts such records.
+    """Notes that a record has something that is not trained on, when `prepare` looks at a sample.
 
     Args:
         about: what it is, after "5 of 20 records": "have turns with 'reasoning', which …".
@@ -172,8 +173,19 @@ def note(about: str, example: str) -> None:
         notes.setdefault(about, example)
 
 
-def collect_notes() -> dict[str, str]:
-    """The dict that `note` writes to from now on, in this thread; clear it after each record."""
-    notes: dict[str, str] = {}
-    _notes.set(notes)
-    return notes
+@contextlib.contextmanager
+def collect_notes() -> Iterator[None]:
+    """Lets `note` keep notes inside the block, in this thread; `take_notes` returns them."""
+    before = _notes.set({})
+    try:
+        yield
+    finally:
+        _notes.reset(before)
+
+
+def take_notes() -> dict[str, str]:
+    """The notes of the record that was read last; none if they are not collected."""
+    notes = _notes.get(None) or {}
+    found = dict(notes)
+    notes.clear()
+    return found
