@@ -72,7 +72,7 @@ class Decoded(View):
             )
         self.names = files, sizes, pointers[0]
         self.decode, (of,) = decode, found
-        made = _Made(self, sides[of], sides[raw], sides[parts])
+        made = _DecodedSide(self, sides[of], sides[raw], sides[parts])
         self.side_names = tuple(name for name in corpus.side_names if name != raw)
         self.sides = tuple(made if name == of else sides[name] for name in self.side_names)
         self.unpriced = tuple(name for name in corpus.unpriced if name != raw)
@@ -105,7 +105,7 @@ class Decoded(View):
         return f"{self.corpus}\nseen as      decoded {', '.join(self.made)}"
 
 
-class _Made(Readable):
+class _DecodedSide(Readable):
     """The side that is decoded: that of the corpus, whose files are those of two other sides."""
 
     def __init__(self, view: Decoded, side: Readable, files: Readable, sizes: Readable):
