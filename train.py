@@ -4,125 +4,56 @@
 
 Run it again, with --workdir alone, and it continues from its last checkpoint, with the same config
 unless flags change it. --mode=score writes the loss of each document of the training corpus, with
-the parameters of the last checkpoint; --mode=evaluate, of each document of config.eval, which may
-be a test set. On several hosts, run it on each; if the platform does not say how many there are,
-add --coordinator=HOST:PORT --num_processes=N --process_id=I. To train another model, copy this file
-and change `make_model` and `make_optimizer` (docs/own_loop.md). The loop is in `train`.
+the latest parameters; --mode=evaluate, of config.eval, which may be a test set. On several hosts,
+run it on each; if the platform does not say how many there are, add --coordinator=HOST:PORT
+--num_processes=N --process_id=I. To train another model, change `make_model` and `make_optimizer`.
 """
 
-import dataclasses
-import functools
+import contextlib
 import math
-import pathlib
 from typing import Any
 
 import jax
 import optax
-from absl import flags
 from etils import epath
 from flax import nnx
 from ml_collections import ConfigDict
 
 import pipeline
-from models import Decoder, Encoder, EncoderDecoder, TransformerConfig, VisionDecoder, step_flops
-from models.loss import cross_entropy
-from models.parameters import decay_mask, parameter_shardings
-from pipeline.errors import InvalidValue
-from pipeline.loading import batch_sharding
-from pipeline.steps import make_eval_step, make_mesh, make_score_step, make_train_step
-from pipeline.trainer import (
-    Model,
-    Run,
-    evaluation_batches,
-    launch,
-    prepare_on_hosts,
-    prepare_test,
-    require_checkpoint,
-    restore_parameters,
-    score_corpus,
-)
-
-DEFAULT_CONFIG = f"{pathlib.Path(__file__).parent}/configs/quickstart.py"
-MODE = flags.DEFINE_enum("mode", "train", ["train", "score", "evaluate"], "What to do.")
-SCORES = flags.DEFINE_string(
-    "scores",
-    None,
-    "Where --mode=score and --mode=evaluate write; default: WORKDIR/scores/STEP, and "
-    "WORKDIR/tests/CORPUS/STEP.",
-)
-PROFILE = flags.DEFINE_string("profile_steps", "", "FIRST:LAST, the steps to trace for a profile.")
-flags.adopt_module_key_flags(launch)  # such as --workdir, for --help
-
+import trainer
+from models import chunked_cross_entropy, parameters
+from pipeline import steps
 
 # ---- The model and its optimizer.
 
 
-def make_model(config: ConfigDict, corpus: Any) -> Model:
-    """A decoder for a corpus, an encoder for a masked one, or an encoder–decoder for pairs.
-
-    A decoder for a corpus with patches sees them. README.md lists the fields of a batch.
-    """
-    sees = "patches" in corpus.side_names  # the features are those of configs/vision.py
-    if corpus.unpriced and not sees:
-        raise InvalidValue(
-            f"the corpus has the sides {', '.join(corpus.side_names)}, and train.py trains on text "
-            "or pairs, or on text with patches; load it with pipeline.load in a loop of your own, "
-            "as in docs/sides.md"
-        )
-    try:
-        sizes = TransformerConfig(vocab_size=corpus.vocab_size, **config.model)
-    except (TypeError, ValueError) as error:  # its message names the field
-        raise InvalidValue(f"config.model: {error}") from error
-    arguments = ["inputs", "inputs_segment_ids", "inputs_positions"]  # fields of a batch, in order
-    if sees:
-        network: Any = functools.partial(VisionDecoder, patch_size=corpus.features["patches"].size)
-        arguments += ["patches", "patch_image", "patch_yx", "patch"]
-    elif len(corpus.sides) == 2:  # pairs
-        network = EncoderDecoder
-        arguments += ["decoder_inputs", "targets_segment_ids", "targets_positions"]
-    else:
-        network = Encoder if config.task.kind == "masked" else Decoder
-    graphdef, _ = nnx.split(nnx.eval_shape(lambda: network(sizes, rngs=nnx.Rngs(0))))
+def make_model(config: ConfigDict, corpus: Any) -> trainer.Model:
+    """The network of `config.architecture` and `config.model`, and its loss: Σ w·nll and Σ w."""
+    network, fields, flops = trainer.choose_network(config, corpus)
+    graphdef, _ = nnx.split(nnx.eval_shape(lambda: network(nnx.Rngs(0))))
 
     def init_params(key):
-        return nnx.to_pure_dict(nnx.state(network(sizes, rngs=nnx.Rngs(key)), nnx.Param))
+        return nnx.to_pure_dict(nnx.state(network(nnx.Rngs(key)), nnx.Param))
 
     def loss(params, batch):
-        given = [batch[name] for name in arguments]
-        if "visible_until" in batch:  # groups: several continuations of one prefix
-            given.append(batch["visible_until"])
-        logits = nnx.merge(graphdef, params)(*given)
-        return cross_entropy(logits, batch["targets"], batch["loss_weights"])
+        inputs = (batch.get(name) for name in fields)  # ids, segments, positions, …
+        model: Any = nnx.merge(graphdef, params)
+        hidden, logits = model.hidden(*inputs), model.embedding.logits
+        return chunked_cross_entropy(hidden, logits, batch["targets"], batch["loss_weights"])
 
-    def flops(planned):
-        # The columns of segments: row, example, start, length; for pairs two lengths.
-        example, lengths = planned.segments[:, 1], planned.segments[:, 3:]
-        if sees:  # exact if an example has one picture; the table of patches is like that of ids
-            encoder = dataclasses.replace(sizes, vocab_size=corpus.features["patches"].size)
-            patches = lengths[:, [corpus.side_names.index("patches")]]
-            seen = step_flops(encoder, patches, bidirectional=True)
-            return seen + step_flops(sizes, lengths[:, :1])
-        trees = None if corpus.trees is None else corpus.trees[example]  # of groups
-        return step_flops(sizes, lengths, bidirectional=network is Encoder, trees=trees)
-
-    return Model(init_params, loss, flops)
+    return trainer.Model(init_params, loss, flops)
 
 
 def make_optimizer(config: ConfigDict) -> tuple[optax.GradientTransformation, optax.Schedule]:
     """The optimizer and its learning rate, a function of the number of updates.
 
     The optimizer gets mean gradients once per update (no `MultiSteps`); the rate is for the log.
-    `decay_mask` and `parameter_shardings` go by the names of parameters: change
-    models/parameters.py with the model.
+    `decay_mask` goes by the names of parameters: change models/parameters.py with the model.
     """
     spec = config.optimizer
     decay = spec.decay_steps or config.steps  # a run stores those of its first start
     warmup = decay // 10 if spec.warmup_steps is None else spec.warmup_steps
-    if not 0 <= warmup < decay:
-        raise InvalidValue(
-            f"config.optimizer.warmup_steps is {warmup} and the learning rate decays over {decay} "
-            "steps; warm-up must be shorter, or 0, as in --config.optimizer.warmup_steps=0"
-        )
+    trainer.check_warmup(warmup, decay)
     peak, warmup_updates = spec.learning_rate, warmup // config.accumulate
     rate = optax.warmup_cosine_decay_schedule(
         init_value=peak / max(warmup_updates, 1),  # the first update is not 0
@@ -131,126 +62,140 @@ def make_optimizer(config: ConfigDict) -> tuple[optax.GradientTransformation, op
         decay_steps=math.ceil(decay / config.accumulate),  # with the last, partial update
         end_value=peak * spec.final,
     )
-    adamw = optax.adamw(rate, spec.b1, spec.b2, weight_decay=spec.weight_decay, mask=decay_mask)
+    mask = parameters.decay_mask
+    adamw = optax.adamw(rate, spec.b1, spec.b2, weight_decay=spec.weight_decay, mask=mask)
     return optax.chain(optax.clip_by_global_norm(spec.clip), adamw), rate
 
 
 # ---- Training and scoring.
 
 
-def make_init_and_step(
-    config: ConfigDict, mesh: jax.sharding.Mesh, model: Model, most_segments: int | None = None
-) -> tuple[Any, Any]:
-    """`init_state(key)`, jitted with the shardings of the state; and `train_step`.
-
-    With `most_segments`, the largest number of segments in a row, a step also returns the loss of
-    each segment. A model whose `config.model.dtype` is float16 needs `config.optimizer.loss_scale`.
-    """
+def make_steps(config: ConfigDict, model: trainer.Model, mesh: Any, plan: Any) -> trainer.Steps:
+    """The functions that make a state, train and evaluate, and the optimizer; not compiled yet."""
     optimizer, learning_rate = make_optimizer(config)
-    state_of, train_step = make_train_step(
+    sharding = pipeline.loading.batch_sharding(mesh)  # microbatches are parts of each device's rows
+    state_of, train_step = steps.make_train_step(
         model.loss,
         optimizer,
         accumulated=config.accumulate,
         learning_rate=learning_rate,
         loss_scale=config.optimizer.loss_scale if config.model.dtype == "float16" else None,
-        most_segments=most_segments,
-        sharding=batch_sharding(mesh),  # so that microbatches are parts of each device's rows
+        # The step returns the loss of each segment; this is the size of that array, for a row.
+        most_segments=max(plan.most_segments().values()) if config.segment_losses else None,
+        sharding=sharding,
     )
 
-    def init_state(key):
+    def init_state(key):  # a dict of params, optimizer and steps
         return state_of(model.init_params(key))
 
-    shardings = parameter_shardings(jax.eval_shape(init_state, jax.random.key(0)), mesh)
-    return jax.jit(init_state, out_shardings=shardings), train_step
+    shapes = jax.eval_shape(init_state, jax.random.key(0))
+    init_state = jax.jit(init_state, out_shardings=parameters.parameter_shardings(shapes, mesh))
+    eval_step = steps.make_eval_step(model.loss, sharding=sharding)
+    return trainer.Steps(init_state, train_step, eval_step, optimizer)
 
 
-def train(config: ConfigDict, workdir: epath.Path, *, profile: str = "") -> int:
+def train(config: ConfigDict, workdir: epath.Path) -> int:
     """Trains from the last checkpoint in `workdir`, or from the beginning, to the last step.
 
-    `profile` is that of `Run`. Returns the exit status: 0, or 128 + the signal that stopped the
-    run, which has saved.
+    Returns the exit status: 0, or 128 + the number of the signal that stopped the run.
     """
-    with Run(config, workdir, profile=profile) as run:
-        if run.finished:
+    trainer.check_config(config)
+    with contextlib.ExitStack() as stack:
+        enter = stack.enter_context
+        workdir = enter(trainer.work_directory(workdir))  # no other run may use it meanwhile
+        checkpoints = enter(trainer.Checkpoints(workdir / "checkpoints", keep=config.keep))
+        saved = checkpoints.read()  # the last one, without its arrays; at step 0 if there is none
+        mesh = steps.make_mesh(config.mesh)
+        enter(jax.set_mesh(mesh))
+        config = trainer.resume_config(config, saved)  # with the values that the run began with
+        schedule = trainer.Schedule.of(config, saved, mesh)  # options of batches, by step
+        if trainer.is_finished(config, workdir, saved):
             return 0
-        config = run.config  # fields that are None have the values that the run began with
+        clock = trainer.Clock(saved.record.get("seconds", {}))  # of each phase
 
-        # The data. The plan begins at run.first_step; run.begin restores the state of the loader.
-        train_corpus, eval_corpus = run.prepare_corpora()
-        model = make_model(config, train_corpus)
-        plan = run.make_plan(train_corpus)
-        train_batches = pipeline.Batches(train_corpus, plan, **run.layout)
-        eval_batches = evaluation_batches(eval_corpus, plan.options, **run.layout)
-        run.require_agreement(train_batches, eval_batches)  # or hosts would wait for each other
-        loader = run.enter_context(
-            pipeline.Loader(train_batches.repeat(), num_threads=config.num_threads)
-        )
+        # The data. Every batch of the run is planned here, from lengths alone.
+        with clock("prepare"):
+            corpus, held_out = trainer.prepare_run(config, schedule, workdir)
+        with clock("plan"):
+            schedule = schedule.fit(corpus)  # the shapes of batches
+            plan = schedule.plan(corpus)
+        layout: Any = {"sharding": mesh, "context_order": config.context_order}
+        layout["features"] = trainer.choose_features(config, corpus)
+        batches = pipeline.Batches(corpus, plan.onward(saved.step), **layout)
+        evaluation = trainer.evaluation_batches(held_out, batches.plan.options, **layout)
+        trainer.require_same_data(batches, evaluation)  # on all hosts, which would else hang
+        loader = enter(pipeline.Loader(batches.repeat(), num_threads=config.num_threads))
 
-        # The steps of training and evaluation, compiled for every bucket.
-        most = max(plan.most_segments().values()) if config.segment_losses else None  # in a row
-        init_state, train_step = make_init_and_step(config, run.mesh, model, most)
-        eval_step = make_eval_step(model.loss, sharding=batch_sharding(run.mesh))
-        train_step = run.compile(init_state, train_step, eval_step, loader, eval_batches)
+        # The model, and its steps compiled for every shape.
+        model = make_model(config, corpus)
+        with clock("compile"):
+            functions = make_steps(config, model, mesh, batches.plan)
+            compiled = trainer.compile_steps(config, functions, loader, evaluation)
+        with clock("restore" if saved.step else "initialise"):
+            key = jax.random.key(schedule.seed)
+            if saved.step:
+                loader.set_state(saved.data)
+                state = checkpoints.restore_state(saved.step, compiled.init.eval_shape(key))
+            else:  # with the parameters of the run config.start_from, if that is given
+                state = trainer.start_from(config, compiled.init(key), corpus)
+            checkpoints.compile(state)  # the checksums
+        trainer.describe_run(workdir, config, schedule, corpus, plan)  # for `lockstep` commands
 
-        # The loop, from the last checkpoint or a new state. From here on, the run logs.
-        state = run.begin(model.flops)
-        run.evaluate_if_due(run.first_step, state["params"])  # at 0, or where a signal came first
-        for step in range(run.first_step, config.steps):
-            with run.log.clock("wait"):
-                batch = next(loader)
-            if step in config.skip_steps:
-                run.log_skipped(step)
-            else:
-                with run.timed(step, state):  # and traced if asked
-                    state, values = train_step(state, batch)
-                run.log_step(step, values)
-            # All hosts agree whether this was the last step, or a signal ends the run.
-            stops = run.finish_step(step)
-            run.evaluate_if_due(step + 1, state["params"])  # before save, so that it is saved
-            if stops or (step + 1) % config.checkpoint_every == 0:
-                run.save(step + 1, state)
+        log = enter(trainer.TrainingLog(workdir, config, schedule, saved, clock, model, compiled))
+        signals = enter(steps.hosts.StopSignals())
+        step = last = saved.step  # steps that are done, and that are saved
+        while True:
+            # All hosts agree whether a signal ends the run here.
+            stops, ends = signals.received(), step == config.steps
+            if ends:  # an update by the last steps, if they are fewer than config.accumulate
+                state = compiled.finish(state)
+            if step > last and (stops or ends or step % config.checkpoint_every == 0):
+                with clock("save"):
+                    checkpoints.save(step, state, data=loader.get_state(), run=log.save())
+                last = step
             if stops:
                 break
-    return run.status
+            if (ends or step % config.eval_every == 0) and not log.evaluated(step):
+                log.flush()
+                with clock("evaluate"):  # ends without sums if a signal comes
+                    params, stop = state["params"], signals.received
+                    sums = trainer.evaluate(config, evaluation, compiled.eval, params, stop=stop)
+                log.evaluate(step, sums)
+                continue
+            if ends:
+                break
+            with clock("wait"):
+                batch = next(loader)
+            if step in config.skip_steps:
+                log.skip(step, loader.planned)
+            else:
+                with clock("train"):
+                    state, values = compiled.train(state, batch)
+                    log.add(step, loader.planned, {**values, **loader.traffic()})  # a step late
+            step += 1
+        with clock("save"):
+            checkpoints.wait()
+        log.write_summary(step)
+        return 0 if ends and log.evaluated(step) else trainer.say_stopped(signals.reason, step)
 
 
-def score(
-    config: ConfigDict, workdir: epath.Path, directory: str | None = None, *, test: bool = False
-) -> None:
-    """Writes the loss of each document with the parameters of the latest checkpoint.
+def score(config: ConfigDict, workdir: epath.Path, into: str | None = None, test: bool = False):
+    """Writes the loss of each document of the training corpus, or with `test`, of `config.eval`.
 
-    The documents are those of the training corpus, or with `test`, of `config.eval`.
+    It is computed with the latest parameters in `workdir`, and written there if not `into`.
     """
-    require_checkpoint(workdir)
-    mesh = make_mesh(config.mesh)
+    trainer.require_checkpoint(workdir)
+    mesh = steps.make_mesh(config.mesh)
     with jax.set_mesh(mesh):
-        if test:
-            corpus, place = prepare_test(config, workdir)
-        else:
-            corpus, _ = prepare_on_hosts(config, workdir / "corpus")
-            place = workdir / "scores"
+        corpus, place = trainer.prepare_scored(config, workdir, test=test)
         model = make_model(config, corpus)
-        # A checkpoint is read whole, optimizer and all.
-        init_state, _ = make_init_and_step(config, mesh, model)
-        abstract_state = init_state.eval_shape(jax.random.key(0))
-        step, params = restore_parameters(workdir, corpus, abstract_state)
-        into, score_step = directory or place / f"{step}", make_score_step(model.loss)
-        score_corpus(config, corpus, score_step, params, directory=into, mesh=mesh)
-
-
-def main(config: ConfigDict, workdir: epath.Path) -> int:
-    """Trains or scores, as the flags say; returns the exit status."""
-    for flag, modes in ((SCORES, ("score", "evaluate")), (PROFILE, ("train",))):
-        if flag.value and MODE.value not in modes:
-            raise InvalidValue(
-                f"--{flag.name} needs --mode={' or '.join(modes)}, and --mode is {MODE.value}; "
-                "remove it"
-            )
-    if MODE.value in ("score", "evaluate"):
-        score(config, workdir, SCORES.value, test=MODE.value == "evaluate")
-        return 0
-    return train(config, workdir, profile=PROFILE.value)
+        shapes = jax.eval_shape(model.init_params, jax.random.key(0))
+        shardings = parameters.parameter_shardings(shapes, mesh)
+        like = jax.jit(model.init_params, out_shardings=shardings).eval_shape(jax.random.key(0))
+        step, params = trainer.restore_parameters(workdir, corpus, like)
+        score_step, into = steps.make_score_step(model.loss), into or place / f"{step}"
+        trainer.score_corpus(config, corpus, score_step, params, directory=into, mesh=mesh)
 
 
 if __name__ == "__main__":
-    launch.run(main, DEFAULT_CONFIG)
+    trainer.launch.run(train, score)

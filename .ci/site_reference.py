@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 # In the order in which a batch comes about; then the rooms that look at a run, and the others.
 ROOMS = (
     *("text", "corpus", "planning", "loading", "fields", "steps"),
-    *("history", "scoring", "report", "trainer", "fs"),
+    *("history", "scoring", "report", "fs"),
 )
 
 

@@ -125,7 +125,7 @@ def _plan_once(path: str, per_file: int) -> dict:
         "any": float(np.median(jumps)),
         "padding": plan.padding,
         "batches": steps,
-        "windows": len(plan.stages[0].streams[0].whole.layout),
+        "windows": len(plan.stages[0].streams[0].whole.windows),
     }
 
 

@@ -15,5 +15,6 @@ def get_config() -> ConfigDict:
     config = quickstart.get_config()
     config.steps = 300
     config.task.update(kind="masked", rate=0.15)
+    config.architecture = "encoder"
     config.batches.max_length = 512
     return config

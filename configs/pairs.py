@@ -27,5 +27,6 @@ def get_config() -> ConfigDict:
         config.batches.max_length = (512, 128)
     config.batches.overflow = "truncate"  # or "drop"; pairs cannot be split
 
+    config.architecture = "encoder_decoder"
     config.model.num_layers = 2  # in the encoder, and 2 in the decoder
     return config

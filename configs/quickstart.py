@@ -99,6 +99,9 @@ def get_config() -> ConfigDict:
     # Another run's work directory, to begin with its latest parameters; "": random ones.
     config.start_from = ""
 
+    # "decoder"; "encoder", for the task "masked"; "encoder_decoder", for pairs; or
+    # "vision_decoder", for text with patches (configs/vision.py).
+    config.architecture = "decoder"
     # Fields of `TransformerConfig`.
     config.model = ConfigDict({"num_layers": 4, "width": 128, "num_heads": 4, "num_kv_heads": 2})
     config.model.mlp_width = 384
@@ -132,6 +135,7 @@ def get_config() -> ConfigDict:
     config.accumulate = 1  # steps whose gradients are added up for one update
 
     config.eval_every = 75  # steps
+    config.eval_batches = config_dict.placeholder(int)  # the first ones; not given: all
     config.checkpoint_every = 50  # steps
     config.keep = 3  # checkpoints
     config.on_nonfinite = "stop"  # or "skip": continue without that step's update

@@ -58,6 +58,7 @@ def get_config() -> ConfigDict:
             {"inputs": 64, "patches": 64, "images": 1},
         )
 
+    config.architecture = "vision_decoder"
     config.model.update(num_layers=2, width=96, mlp_width=256)
     config.optimizer.learning_rate = 2e-3
     return config

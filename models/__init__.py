@@ -20,7 +20,7 @@ from models.decoder import Decoder
 from models.encoder import Encoder
 from models.encoder_decoder import EncoderDecoder
 from models.flops import step_flops
-from models.loss import cross_entropy
+from models.loss import chunked_cross_entropy, cross_entropy
 from models.vision import PatchEncoder, VisionDecoder
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "PatchEncoder",
     "TransformerConfig",
     "VisionDecoder",
+    "chunked_cross_entropy",
     "cross_entropy",
     "step_flops",
 ]

@@ -12,8 +12,9 @@ keys, T the keys in a block.
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 
-from models.visibility import Visibility, seen
+from models.visibility import KEPT, Visibility, seen
 
 NEVER = jnp.iinfo(jnp.int32).max
 NOTHING = -1e30  # below every score, yet finite: exp(NOTHING − NOTHING) is not NaN
@@ -80,7 +81,8 @@ def _forward(q_BLNK, k_BSGK, v_BSGK, visible, needed):
     keys = k_BSGK, v_BSGK, visible.since_BS, visible.until_BS
     q_BIQGHK = _blocks(q_BLNK, k_BSGK.shape[2])
     out, lse_BIQGH = _each_row(_forward_row, needed, _places(visible), keys, q_BIQGHK)
-    out_BLNK = out.reshape(B, -1, N, K)[:, :L]
+    out_BLNK = checkpoint_name(out.reshape(B, -1, N, K)[:, :L], KEPT)
+    lse_BIQGH = checkpoint_name(lse_BIQGH, KEPT)
     return out_BLNK, (q_BLNK, k_BSGK, v_BSGK, visible, needed, out_BLNK, lse_BIQGH)
 
 

@@ -35,7 +35,9 @@ class TransformerConfig:
     window: int | None = None  # positions seen on one side, itself included; None: the segment
     dtype: str = "float32"
     attention: str = "auto"  # an implementation of models.attention
-    remat: bool = False  # recompute each layer in the backward pass: less memory, more time
+    # Recompute each layer, but not blocked and splash attention, in the backward pass: less memory,
+    # more time.
+    remat: bool = False
     scan_layers: bool = False  # one compiled layer in a loop: compile time independent of depth
 
     def __post_init__(self):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import Array
 from jax.sharding import AxisType, PartitionSpec
 
@@ -25,6 +26,11 @@ def splits_length() -> bool:
     return LENGTH_AXIS in _axis_sizes()
 
 
+def count_length_parts() -> int:
+    """Return the number of devices that rows are divided over along their length."""
+    return _axis_sizes().get(LENGTH_AXIS, 1)
+
+
 def split_batch(x: Array) -> Array:
     """Return x [B, L, …], with rows split over `data` and `fsdp`, and positions over `context`.
 
@@ -36,6 +42,42 @@ def split_batch(x: Array) -> Array:
     if not rows and not length:
         return x
     return jax.lax.with_sharding_constraint(x, PartitionSpec(rows or None, length))
+
+
+def gather_table(table: Array) -> Array:
+    """Return a table of vectors [V, D] that is whole along D, if the mesh splits rows' length.
+
+    Its vectors are split over `fsdp`, and looked up by tokens that are split over `context` as
+    well. Between the two, the compiler would make the vectors of all tokens whole on each device.
+    """
+    sizes = _axis_sizes()
+    if LENGTH_AXIS not in sizes:
+        return table
+    vocabulary = _axis(HEAD_AXIS, table.shape[0], sizes)
+    return jax.lax.with_sharding_constraint(table, PartitionSpec(vocabulary, None))
+
+
+def count_parts(shape: Sequence[int]) -> tuple[int, int, int]:
+    """Return the parts on a mesh of rows, length and vocabulary of logits [B, L, V]."""
+    sizes = _axis_sizes()
+    axes = _row_axes(shape[0], sizes), _axis(LENGTH_AXIS, shape[1], sizes)
+    rows = math.prod(sizes[name] for name in axes[0])
+    length, vocabulary = (
+        sizes.get(name or "", 1) for name in (axes[1], _axis(HEAD_AXIS, shape[2], sizes))
+    )
+    return rows, length, vocabulary
+
+
+def repeat_heads(x_BSGK: Array, num_heads: int) -> Array:
+    """Return key heads, repeated as often as it takes for `tensor` to divide them, if it can.
+
+    It can if it divides the query heads, whose number is `num_heads`. With 8 query heads and 2 key
+    heads over 4 devices, each key head comes twice; otherwise each device would compute all heads.
+    """
+    parts, heads = _axis_sizes().get(HEAD_AXIS, 1), x_BSGK.shape[2]
+    if num_heads % parts:
+        return x_BSGK
+    return jnp.repeat(x_BSGK, parts // math.gcd(heads, parts), axis=2)
 
 
 def per_device(f: Callable[..., Any], queries: Sequence[Array], keys: Sequence[Array]) -> Any:

@@ -4,6 +4,8 @@ One table by name, instead of notes on every parameter, also fits trees that mir
 (gradients, optimiser moments).
 """
 
+import functools
+import logging
 from typing import Any
 
 import jax
@@ -28,7 +30,8 @@ AXES: dict[str, tuple[str | None, ...]] = {
 def parameter_shardings(tree: Any, mesh: Mesh) -> Any:
     """Return a tree of `NamedSharding` with the structure of `tree`.
 
-    A dimension stays whole if the mesh lacks its axis, or the axis does not divide it. So do leaves
+    A dimension stays whole if the mesh lacks its axis, or the axis does not divide it; the second
+    is logged, once for each kind of parameter, since it takes memory and time. So do leaves
     that are not parameters (step counters), leaves with fewer dimensions than the parameter that
     they are named after (the factors of Adafactor, the sums of SM3), and the leading dimension of
     layers stacked by `scan_layers`.
@@ -44,13 +47,26 @@ def parameter_shardings(tree: Any, mesh: Mesh) -> Any:
         if len(leaf.shape) < len(axes):  # a factor, with the name of its parameter
             axes = ()
         whole = (None,) * (len(leaf.shape) - len(axes))
-        fitting = (
-            axis if mesh.shape.get(axis) and size % mesh.shape[axis] == 0 else None
-            for axis, size in zip(whole + axes, leaf.shape, strict=True)
-        )
+        fitting: list[str | None] = []
+        for axis, size in zip(whole + axes, leaf.shape, strict=True):
+            parts = mesh.shape.get(axis, 0)
+            fits = bool(parts) and size % parts == 0
+            fitting.append(axis if fits else None)
+            if parts and not fits:
+                _say(_name(path), leaf.shape, size, str(axis), parts)
         return NamedSharding(mesh, PartitionSpec(*fitting))
 
     return jax.tree_util.tree_map_with_path(sharding, tree)
+
+
+@functools.cache
+def _say(name: str, shape: tuple[int, ...], size: int, axis: str, parts: int) -> None:
+    """Log once that a dimension of a parameter stays whole."""
+    logging.getLogger(__name__).warning(
+        "%r %s stays whole on the %d devices of the axis %r, since %d does not divide %d; %d would "
+        "be divided.",
+        name, list(shape), parts, axis, parts, size, -(-size // parts) * parts,
+    )  # fmt: skip
 
 
 def decay_mask(tree: Any) -> Any:

@@ -9,6 +9,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+# The name of results of attention, which `remat` keeps, since they cost more than a layer's input
+# of the same size.
+KEPT = "attention"
+
 
 class Visibility(NamedTuple):
     """A query sees the keys with `since ≤ place < until`, where `place` is that of the query."""

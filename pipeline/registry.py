@@ -40,7 +40,7 @@ from pipeline.errors import InvalidType, InvalidValue, require_one_of, suggest_o
 # - templates: options; it returns a `pipeline.text.templates.Template`
 # - tokenizers: the path of its file, if it has an attribute `file`, and options; it returns a
 #   `pipeline.text.tokenizers.Tokenizer`
-# - views: the corpus, and options; it returns a `pipeline.corpus.views.View`
+# - views: the corpus, and options; it returns a `pipeline.corpus.view.View`
 KINDS: dict[str, dict[str, str]] = {
     "records": {
         "text": "pipeline.text.sources.lines:TextFiles",
@@ -65,8 +65,8 @@ KINDS: dict[str, dict[str, str]] = {
         "huggingface": "pipeline.text.tokenizers:HuggingFace",
     },
     "views": {
-        "masked": "pipeline.corpus.views:Masked",
-        "fill_in_the_middle": "pipeline.corpus.views:FillInTheMiddle",
+        "masked": "pipeline.corpus.masked:Masked",
+        "fill_in_the_middle": "pipeline.corpus.middle:FillInTheMiddle",
     },
 }
 

@@ -18,7 +18,7 @@ def require_same_alone(compute, examples, lengths, rows, align=1, error=1e-6):
     """
     plan = Plan(examples, [Bucket(rows, lengths)], align=align, shuffle=False)
     (batch,) = Batches(examples, plan)
-    planned, side = plan.batch(0), examples.loss_side
+    planned, side = plan.batch(0), examples.side_names.index(examples.loss)
     assert len(planned.segments) == len(examples) > rows
     results, gradient = compute(batch)
     total = jax.tree.map(jnp.zeros_like, gradient)

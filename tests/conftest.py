@@ -139,7 +139,7 @@ def counter(monkeypatch):
     import optax
 
     import train
-    from pipeline.trainer import Model
+    from trainer import Model
 
     def make_model(config, corpus):
         def loss(params, batch):

@@ -54,7 +54,7 @@ def call(*command, cwd=ROOT, limit=TIME_LIMIT, input=None, **more):
 
 # Importing takes longer than all else that a small program does. So the programs of groups are
 # forks of one process, which has imported this, and has no backend of JAX.
-IMPORTS = ["optax", "orbax.checkpoint", "tensorboardX", "models", "pipeline.trainer"]
+IMPORTS = ["optax", "orbax.checkpoint", "tensorboardX", "models", "trainer"]
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(IMPORTS)
 

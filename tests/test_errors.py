@@ -18,8 +18,8 @@ from pipeline.loading.loader import LoadOptions
 from pipeline.planning.options import PlanOptions
 from pipeline.text import sources, templates, tokenizers
 from pipeline.text.config import open_source, open_template, open_tokenizer
-from pipeline.trainer.corpora import open_view
 from tests.processes import ROOT
+from trainer.corpora import open_view
 
 KINDS = {
     name
@@ -44,7 +44,8 @@ def said(node):
 def messages():
     """The messages of errors for users, by their places; but for reasons, which others tell."""
     found = {}
-    for path in sorted((ROOT / "pipeline").rglob("*.py")):
+    places = [path for place in ("pipeline", "trainer") for path in (ROOT / place).rglob("*.py")]
+    for path in sorted(places):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") in KINDS and node.args:
                 text = said(node.args[-1])
@@ -121,7 +122,7 @@ OPTIONS = {
     "score": keywords(pipeline.score) - {"state"},
     "pack": keywords(pipeline.pack),
     "batches": {*inspect.signature(pipeline.Batches).parameters} - {"transform"},
-    "examples": {"columns", *keywords(Examples.__new__)},
+    "examples": {"columns", *keywords(Examples.__init__)},
     "store": keywords(pipeline.Corpus.from_arrays.__func__),
     "prepare": keywords(pipeline.prepare) - {"progress", "strict", "template"},
     "cut": {*IMAGE},

@@ -17,11 +17,12 @@ import pytest
 
 import pipeline
 from pipeline.cli.commands import main
-from pipeline.trainer.run_config import MAY_CHANGE
+from pipeline.steps import CompileLog
 from tests.fs import object_servers
 from tests.pages import BLOCK, BLOCKS, PAGES, README, SNIPPETS
 from tests.processes import ROOT
 from tests.runs.program_flags import parse
+from trainer.config import MAY_CHANGE
 
 COMMANDS = [
     pytest.param(shlex.split(command, comments=True), id=f"{block}-{number}")
@@ -79,7 +80,10 @@ def test_a_snippet_runs(snippet, files, tmp_path, monkeypatch, capsys, request):
             monkeypatch.setenv(name, value)
     code = "\n" * (snippet.line - 1) + snippet.content
     namespace = {"__name__": "__main__"}
-    exec(compile(code, str(snippet.page), "exec"), namespace)
+    with CompileLog() as log:
+        exec(compile(code, str(snippet.page), "exec"), namespace)
+    if snippet.page == README:
+        assert log.names.count("jit(train_step)") == 1  # one shape
     if "get_config" in namespace:
         namespace["get_config"]()
     if snippet.output is not None:

@@ -29,8 +29,8 @@ def _open(arguments: argparse.Namespace, *, tokens: bool = False) -> tuple[Any, 
     """The dataset and the options of the command line; `tokens`: not only lengths."""
     from pipeline.cli.prepare import open_flags, prepare_config
     from pipeline.history.plans import NAME, read_history
+    from pipeline.history.run_config import read_config
     from pipeline.report import Options, from_corpus, from_run, open_dataset
-    from pipeline.trainer.stored_config import read_batches
 
     paths = [arguments.data] if isinstance(arguments.data, str) else arguments.data
     options = {name: getattr(arguments, name) for name, _, _ in PLANNING}
@@ -44,7 +44,9 @@ def _open(arguments: argparse.Namespace, *, tokens: bool = False) -> tuple[Any, 
                 f"plan of the run in {paths[0]}; remove the options, or give the corpus"
             )
         corpus, plan = read_history(workdir)
-        dataset = from_run(corpus, paths[0], plan, read_batches(workdir))
+        batches = (read_config(workdir) or {}).get("batches", {})  # none of another loop
+        batches = {name: value for name, value in batches.items() if value is not None}
+        dataset = from_run(corpus, paths[0], plan, batches)
     elif arguments.tokens:
         dataset = from_corpus(open_flags(arguments.tokens, paths), " + ".join(paths))
     elif configs and len(paths) > 1:

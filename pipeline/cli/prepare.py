@@ -2,7 +2,9 @@
 
 import argparse
 import functools
+import importlib
 import os
+import pathlib
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -15,24 +17,42 @@ from pipeline.corpus.links import link
 from pipeline.corpus.preparing.job import Job
 from pipeline.corpus.preparing.preparation import prepare, prepare_share
 from pipeline.corpus.tokens.formats import describe_use, recognise
-from pipeline.errors import InvalidValue
+from pipeline.errors import InvalidValue, NotInstalled
 from pipeline.fs.atomic import as_path
 from pipeline.text import sources, templates
 from pipeline.text.config import open_template, open_tokenizer
 from pipeline.text.sources.tables import Tables
 from pipeline.text.templates import Template
-from pipeline.trainer.corpora import prepare_corpora
-from pipeline.trainer.run_config import default_workdir, load_config
 
 MARK_ADVICE = "name it with --{0}-token TOKEN, or give --{0}-token '' for no mark"
 
 
 def prepare_config(path: str, workdir: str | None) -> tuple[AnyCorpus, dict[str, Any]]:
     """Prepares the corpora of a config; returns the training corpus and the options of its plan."""
-    config = load_config(path)
-    directory = as_path(workdir or default_workdir(path)) / "corpus"
-    corpus, _ = prepare_corpora(config, directory)
+    trainer = _import_trainer()
+    config = trainer.load_config(path)
+    directory = as_path(workdir or trainer.default_workdir(path)) / "corpus"
+    corpus, _ = trainer.prepare_corpora(config, directory)
     return corpus, {**config.batches, **config.get("mixture", {}), "seed": config.seed}
+
+
+def _import_trainer() -> Any:
+    """The package `trainer` beside this one, or in the current directory: that of a checkout."""
+    for place in (pathlib.Path(__file__).resolve().parents[2], pathlib.Path.cwd()):
+        if (place / "trainer" / "corpora.py").exists() and os.fspath(place) not in sys.path:
+            sys.path.append(os.fspath(place))
+    try:
+        trainer = importlib.import_module("trainer")
+    except ModuleNotFoundError as error:
+        if error.name != "trainer":
+            raise
+        trainer = None
+    if hasattr(trainer, "prepare_corpora"):  # and not a package of another project
+        return trainer
+    raise NotInstalled(
+        "a config is read by trainer/ of a checkout of Lockstep, which is not installed with the "
+        "package; run this command in a checkout, or give the directory of a corpus or a run"
+    )
 
 
 def open_flags(tokens: Sequence[str], paths: Sequence[str]) -> InPlace:

@@ -70,13 +70,13 @@ class Shown:
         self.place = f"epoch {epoch}, {batch}"
         length = " + ".join(f"{each:,}" for each in self.bucket.lengths)
         self.shape = f"{counted(self.bucket.rows, 'row')} × {length}"
-        costs = plan.options.costs
+        costs = plan.options.cost
         real = weigh(self.planned.segments[:, 3:].sum(axis=0), costs)
         self.padding = 1 - real / (self.bucket.rows * weigh(self.bucket.lengths, costs))
-        sides = zip(corpus.side_names, self.bucket.sides, corpus.sides, strict=True)
+        sides = zip(corpus.sides.items(), self.bucket.sides, strict=True)
         #: For each side: its name, bucket, and arrays.
         self.sides: list[tuple[str, Bucket, dict[str, np.ndarray]]] = []
-        for number, (name, bucket, reader) in enumerate(sides):
+        for number, ((name, reader), bucket) in enumerate(sides):
             block = slice_of_process(bucket.shape, 0, 1)
             arrays = collate_side(reader, self.planned, number, block, name=name)
             self.sides.append((name, bucket, arrays))
@@ -143,8 +143,8 @@ class Shown:
         """
         rows = self.rows(row)
         real = self.planned.num_tokens
-        learnt = self.corpus.loss_side
-        weights = 0.0 if learnt is None else float(self.sides[learnt][2]["loss_weights"].sum())
+        learnt = [arrays for name, _, arrays in self.sides if name == self.corpus.loss]
+        weights = sum(float(arrays["loss_weights"].sum()) for arrays in learnt)
         yield f"step {self.step:,} ({self.place}), {self.shape} positions"
         yield (
             f"{counted(len(self.planned.segments), 'segment')}, {counted(real, 'real position')}, "
@@ -164,7 +164,7 @@ class Shown:
     ) -> Iterator[str]:
         segments = self.segments(row, side)
         name, bucket, arrays = self.sides[side]
-        learns, ids_of = side == self.corpus.loss_side, arrays[f"{name}_segment_ids"][row]
+        learns, ids_of = name == self.corpus.loss, arrays[f"{name}_segment_ids"][row]
         real = int(np.count_nonzero(ids_of))
         label = f"{name} " if len(self.sides) > 1 else ""
         head, tail = f"row {row:<4}{label}", f" {real:,} of {bucket.length:,}"

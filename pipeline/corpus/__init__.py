@@ -13,15 +13,18 @@ from pipeline.corpus.examples import Examples
 from pipeline.corpus.groups import Groups
 from pipeline.corpus.in_place import InPlace
 from pipeline.corpus.interface import AnyCorpus
+from pipeline.corpus.masked import Masked
+from pipeline.corpus.middle import FillInTheMiddle
 from pipeline.corpus.pairs import Pairs, open_corpus
 from pipeline.corpus.pictures import patch_grid, patchify
 from pipeline.corpus.prefixes import find_prefixes
 from pipeline.corpus.preparing.job import Job
 from pipeline.corpus.preparing.preparation import prepare, prepare_job, prepare_pairs, prepare_share
+from pipeline.corpus.side import Side
 from pipeline.corpus.sides import Sides
+from pipeline.corpus.split import Split
 from pipeline.corpus.stored.writer import Writer
 from pipeline.corpus.tasks import CAUSAL, INPUTS, TARGETS, Task
-from pipeline.corpus.views import FillInTheMiddle, Masked
 
 __all__ = [
     "CAUSAL",
@@ -38,7 +41,9 @@ __all__ = [
     "Job",
     "Masked",
     "Pairs",
+    "Side",
     "Sides",
+    "Split",
     "Task",
     "Writer",
     "duplicates",

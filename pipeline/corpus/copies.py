@@ -5,7 +5,8 @@ import itertools
 
 import numpy as np
 
-from pipeline.corpus.interface import AnyCorpus, Readable
+from pipeline.corpus.interface import AnyCorpus
+from pipeline.corpus.side import Side
 from pipeline.corpus.tasks import ARRAYS
 
 
@@ -22,20 +23,20 @@ def duplicates(corpus: AnyCorpus) -> np.ndarray:
         corpus: a corpus, pairs, or several as one; for a view, its corpus is compared.
     """
     # The fields of views are drawn at random.
-    corpus = corpus.with_each(lambda each: getattr(each, "corpus", each))
+    corpus = corpus.map_leaves(lambda each: getattr(each, "corpus", each))
     lengths = np.reshape(corpus.lengths, (len(corpus), -1))
     some = np.flatnonzero(lengths.any(axis=1))
     # The rows of this table are equal where examples are.
     table = np.concatenate([
         _digests(side, some, lengths[some, column].astype(np.int64))
-        for column, side in enumerate(corpus.sides)
+        for column, side in enumerate(corpus.sides.values())
     ], axis=1)  # fmt: skip
     order = np.lexsort(table.T)  # stable, so that the earliest of several copies comes first
     table = table[order]
     return np.sort(some[order[1:][(table[1:] == table[:-1]).all(axis=1)]])
 
 
-def _digests(side: Readable, examples: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+def _digests(side: Side, examples: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """128 bits of the SHA-256 of each example: uint64 [examples, 2]."""
     found = bytearray()
     wanted = None if getattr(side, "task", None) == ARRAYS else ()  # which has nothing but features

@@ -13,8 +13,8 @@ from etils import epath
 
 from pipeline.corpus.added import Added, add_features, find_added
 from pipeline.corpus.groups import Groups, divide_groups
-from pipeline.corpus.interface import SingleCorpus
-from pipeline.corpus.sides import Sides, read_sides, record_sides
+from pipeline.corpus.interface import SingleCorpus, computed
+from pipeline.corpus.sides import Sides, read_sides, record_sides, require_names
 from pipeline.corpus.stored.cache import PartCache, default_directory
 from pipeline.corpus.stored.directory import LENGTHS, MANIFEST, damage
 from pipeline.corpus.stored.log import read_counts
@@ -69,6 +69,8 @@ class Corpus(SingleCorpus):
             alone: not on paths, times, or worker processes.
         lengths_digest: the digest of its lengths, by `pipeline.planning.lengths.digest`.
     """
+
+    kind, of_machine = "stored", ("cache", "cache_bytes")
 
     def __init__(
         self,
@@ -165,8 +167,8 @@ class Corpus(SingleCorpus):
         corpus = cls(directory, **options)
         return Groups(corpus) if corpus.task == GROUPS else corpus  # type: ignore[return-value]
 
-    @functools.cached_property
-    def tokenizer(self) -> Tokenizer | None:  # pyright: ignore
+    @computed
+    def tokenizer(self) -> Tokenizer | None:
         """The tokenizer that made the tokens, for decoding; None if there is none."""
         if self._manifest.tokenizer is None:
             return None
@@ -237,6 +239,7 @@ class Corpus(SingleCorpus):
         require_type("loss", loss, str | None, "the name of a side, or None")
         sides, directory = task.divide(columns, features), as_path(directory)
         vocab_size = None if vocab_size is None else require_whole("vocab_size", vocab_size, 1)
+        require_names(sides)
         parts = divide_arrays(columns, sides, vocab_size, task.lookahead)
         single = [*sides] == [task.side] and loss is None
         with contextlib.ExitStack() as stack:
@@ -311,7 +314,9 @@ class Corpus(SingleCorpus):
                 raise
             return make()
 
-    def _find_silent(self) -> np.ndarray:
+    @computed
+    def silent(self) -> np.ndarray:
+        """The examples without loss, from a file beside the parts."""
         if not self._manifest.parts.numbers("silent").any():
             return NO_EXAMPLES
         return np.frombuffer(self.cached_file(SILENT, self._read_silent), np.int64)
@@ -351,8 +356,9 @@ class Corpus(SingleCorpus):
             if path.name not in files:
                 raise damage(path, f"it is not one of the parts in {MANIFEST}")
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return functools.partial(Corpus, os.fspath(self.directory), **self._options), ()
+    def arguments(self) -> dict[str, Any]:
+        """See `AnyCorpus`."""
+        return {"directory": os.fspath(self.directory), **self._options}
 
     def __repr__(self) -> str:
         return f"Corpus.open({os.fspath(self.directory)!r})"

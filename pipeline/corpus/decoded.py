@@ -5,9 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.corpus.interface import AnyCorpus, Readable, View
+from pipeline.corpus.interface import AnyCorpus, computed
+from pipeline.corpus.side import Side
 from pipeline.corpus.stored.gather import Fields
 from pipeline.corpus.stored.reader import Pieces
+from pipeline.corpus.view import ChangedView
 from pipeline.errors import InvalidValue, suggest_option
 from pipeline.text.features import Feature, check_features
 from pipeline.text.fingerprints import fingerprint
@@ -16,7 +18,7 @@ from pipeline.text.fingerprints import fingerprint
 Decode = Callable[[bytes], Any]
 
 
-class Decoded(View):
+class Decoded(ChangedView):
     """Examples whose files, such as pictures, are decoded when a batch is built.
 
     The corpus has the bytes of files on a side of their own, which the view leaves out; the number
@@ -50,8 +52,11 @@ class Decoded(View):
         sizes: str = "file_bytes",
     ):
         super().__init__(corpus)
-        if isinstance(decode, str):  # a description has its fingerprint, and features as JSON
-            features = {name: Feature(**each) for name, each in features.items()}
+        # In a description, they are JSON.
+        features = {
+            name: Feature(**each) if isinstance(each, Mapping) else each
+            for name, each in features.items()
+        }
         self.made, known = check_features(features), corpus.features
         for name in (files, sizes):
             if name not in known:
@@ -62,7 +67,6 @@ class Decoded(View):
                 f"{beside[0]} is on the side {raw!r} or points to it; the bytes of files must have "
                 "a side of their own, which is not in batches"
             )
-        sides = dict(zip(corpus.side_names, corpus.sides, strict=True))
         found = {each.of for each in self.made.values()}
         pointers = [n for n, each in known.items() if {each.of} == found and each.to == parts]
         if not pointers or any(each.to or each.dtype is None for each in self.made.values()):
@@ -70,18 +74,13 @@ class Decoded(View):
                 f"features are {dict(features)!r:.200}; they must be of one side that points to "
                 f"{parts!r}, the side of {sizes}, with dtypes, and no pointers"
             )
-        self.names = files, sizes, pointers[0]
-        self.decode, (of,) = decode, found
-        made = _DecodedSide(self, sides[of], sides[raw], sides[parts])
-        self.side_names = tuple(name for name in corpus.side_names if name != raw)
-        self.sides = tuple(made if name == of else sides[name] for name in self.side_names)
-        self.unpriced = tuple(name for name in corpus.unpriced if name != raw)
-        self.lengths = corpus.lengths[:, [name != raw for name in corpus.side_names]]
-        if corpus.loss_side is not None:
-            self.loss_side = self.side_names.index(corpus.side_names[corpus.loss_side])
-        if len(self.sides) == 1:
-            self.lengths, self.unpriced = self.lengths[:, 0], ()
-        self.text_bytes, self.num_learnt = corpus.text_bytes, corpus.num_learnt
+        (of,), sides = found, corpus.sides
+        self._function, self._names = decode, (files, sizes)
+        names = files, sizes, pointers[0]
+        made = _DecodedSide(sides[of], sides[raw], sides[parts], names, decode, self.made)
+        self.sides = {n: made if n == of else each for n, each in sides.items() if n != raw}
+        several = len(self.sides) > 1
+        self.unpriced = tuple(name for name in corpus.unpriced if name != raw and several)
         function = decode if isinstance(decode, str) else fingerprint(decode)
         schemas = {name: each.as_json for name, each in self.made.items()}
         self._describe(decode=function, features=schemas, files=files, sizes=sizes)
@@ -90,27 +89,56 @@ class Decoded(View):
         mine = {n: identity.pop(n) for n in (of, raw, self.kind) if n in identity}
         self.identity = {**identity, of: mine.pop(of, {}) | mine}
 
-    def decode_file(self, content: bytes) -> list[np.ndarray]:
-        """The values of each of the decoded features."""
-        if isinstance(self.decode, str):
-            raise InvalidValue(f"of its function, only the fingerprint {self.decode} is known here")
-        given = self.decode(content)
-        arrays = given if isinstance(given, tuple) else (given,)
-        if len(arrays) != len(self.made):
-            raise InvalidValue(f"decode gave {len(arrays)} arrays for {', '.join(self.made)}")
-        columns = zip(self.made.items(), arrays, strict=True)
-        return [each.convert([array], name, [len(arrays[0])]) for (name, each), array in columns]
+    @computed
+    def lengths(self) -> np.ndarray:
+        """Positions of each example, on the sides that the view has."""
+        kept = [name in self.sides for name in self.corpus.side_names]
+        lengths = self.corpus.lengths[:, kept]
+        return lengths if len(self.sides) > 1 else lengths[:, 0]
+
+    @computed
+    def num_learnt(self) -> int | None:
+        """That of the corpus."""
+        return self.corpus.num_learnt
+
+    @computed
+    def text_bytes(self) -> int | None:
+        """That of the corpus."""
+        return self.corpus.text_bytes
+
+    def arguments(self) -> dict[str, Any]:
+        """See `AnyCorpus`."""
+        files, sizes = self._names
+        options = {"decode": self._function, "features": self.made, "files": files, "sizes": sizes}
+        return {"corpus": self.corpus, **options}
 
     def __str__(self) -> str:
         return f"{self.corpus}\nseen as      decoded {', '.join(self.made)}"
 
 
-class _DecodedSide(Readable):
-    """The side that is decoded: that of the corpus, whose files are those of two other sides."""
+class _DecodedSide(Side):
+    """The side that is decoded: that of the corpus, whose files are those of two other sides.
 
-    def __init__(self, view: Decoded, side: Readable, files: Readable, sizes: Readable):
-        self._view, self._side, self._files, self._sizes = view, side, files, sizes
-        self.lengths, self.features = side.lengths, {**side.features, **view.made}
+    `names` are those of the features with bytes and sizes, and of the pointer to files.
+    """
+
+    def __init__(
+        self,
+        side: Side,
+        files: Side,
+        sizes: Side,
+        names: tuple[str, str, str],
+        decode: Decode | str,
+        made: Mapping[str, Feature],
+    ):
+        self._side, self._files, self._sizes, self._columns = side, files, sizes, names
+        self._function, self._made = decode, made
+        self.features = {**side.features, **made}
+
+    @computed
+    def lengths(self) -> np.ndarray:
+        """Positions of each example."""
+        return self._side.lengths
 
     def _read(self, pieces: Pieces, names: Sequence[str]) -> Fields:
         fields = self._side.read(*pieces, [n for n in names if n in self._side.features])
@@ -128,10 +156,23 @@ class _DecodedSide(Readable):
     def _read_examples(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
         return self._side.read_examples(examples, names)
 
+    def _decode_file(self, content: bytes) -> list[np.ndarray]:
+        """The values of each of the decoded features."""
+        if isinstance(self._function, str):
+            raise InvalidValue(
+                f"of its function, only the fingerprint {self._function} is known here"
+            )
+        given = self._function(content)
+        arrays = given if isinstance(given, tuple) else (given,)
+        if len(arrays) != len(self._made):
+            raise InvalidValue(f"decode gave {len(arrays)} arrays for {', '.join(self._made)}")
+        columns = zip(self._made.items(), arrays, strict=True)
+        return [each.convert([array], name, [len(arrays[0])]) for (name, each), array in columns]
+
     def _decode(self, examples: np.ndarray) -> Iterator[Fields]:
         """The features of whole examples, one after another."""
-        view, (files, sizes, pointer) = self._view, self._view.names
-        stored = [name for name in (pointer, *view.made) if name in self._side.features]
+        files, sizes, pointer = self._columns
+        stored = [name for name in (pointer, *self._made) if name in self._side.features]
         for number, content, counts, expected in zip(
             examples.tolist(),
             _read_whole(self._files, examples, [files]),
@@ -142,14 +183,14 @@ class _DecodedSide(Readable):
             ends = np.cumsum(counts[sizes], dtype=np.int64)
             try:
                 parts = np.split(content[files], ends)[:-1]
-                decoded = [view.decode_file(each.tobytes()) for each in parts]
+                decoded = [self._decode_file(each.tobytes()) for each in parts]
             except Exception as error:  # of many kinds, for bytes of any kind
                 raise InvalidValue(
                     f"example {number} cannot be decoded: {error}; leave it out: exclude=[{number}]"
                 ) from error
             lengths = np.array([len(each[0]) for each in decoded], np.int64)
             values = {pointer: np.arange(len(decoded)).repeat(lengths)}
-            for at, (name, feature) in enumerate(view.made.items()):
+            for at, (name, feature) in enumerate(self._made.items()):
                 values[name] = np.concatenate([feature.filled(0), *(each[at] for each in decoded)])
             for name in stored:
                 if not np.array_equal(values[name], expected[name]):
@@ -161,7 +202,7 @@ class _DecodedSide(Readable):
             yield values
 
 
-def _read_whole(side: Readable, examples: np.ndarray, names: Sequence[str]) -> Iterator[Fields]:
+def _read_whole(side: Side, examples: np.ndarray, names: Sequence[str]) -> Iterator[Fields]:
     """The features of whole examples, one after another."""
     lengths = side.lengths[examples].astype(np.int64)
     fields = side.read(examples, np.zeros_like(lengths), lengths, features=names)

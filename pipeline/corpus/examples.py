@@ -1,13 +1,13 @@
 """Examples: a corpus in memory, for data that is used once, such as new rollouts."""
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from pipeline.corpus.groups import Groups, divide_groups
-from pipeline.corpus.interface import SingleCorpus
+from pipeline.corpus.interface import AnyCorpus, SingleCorpus, computed
+from pipeline.corpus.renumbered import Renumbered
 from pipeline.corpus.sides import Sides
 from pipeline.corpus.stored.reader import Reader
 from pipeline.corpus.tasks import A_TASK, ARRAYS, CAUSAL, GROUPS, Task
@@ -16,7 +16,7 @@ from pipeline.text.features import WEIGHTS, Feature
 from pipeline.text.ragged import Ragged, divide_arrays
 
 
-class Examples(SingleCorpus):
+class Examples(Renumbered):
     """A corpus in memory: planned, loaded and scored like any other, and never written.
 
     >>> rollouts = Examples(
@@ -26,38 +26,31 @@ class Examples(SingleCorpus):
     >>> rollouts.lengths.tolist(), rollouts[0]["targets"].tolist(), float(rollouts[1]["advantage"])
     ([2, 1], [6, 7], -1.0)
 
-    Attributes:
-        identity, fingerprint: digests of the content.
+    Args:
+        columns: a list of 1-D arrays (or lists) of token ids, marks included; or a dict with a list
+            for each column: "tokens", optionally "weights" (of the loss, a number from 0 up for
+            each token), and each of `features` by its name. A causal example of n ids has length
+            n - 1. With features of sides, "tokens" may be missing, and the examples have several
+            sides; see `Sides`.
+        features: the schemas of the other columns, by name.
+        vocab_size: if given, ids must be below it.
+        task: decides the fields and the lengths; see `pipeline.corpus.tasks`.
+        loss: the side of arrays that carries the loss, if one does; see `Sides`.
+
+    Raises:
+        ValueError: there is no example, a column does not match its feature or the tokens, or an id
+            is not allowed.
     """
 
-    _ragged: Ragged
-
-    def __new__(
-        cls,
+    def __init__(
+        self,
         columns: Any,
         *,
         features: Mapping[str, Feature] | None = None,
         vocab_size: int | None = None,
         task: Task = CAUSAL,
         loss: str | None = None,
-    ) -> Any:
-        """The examples, or if they have several sides, `Sides` of such examples.
-
-        Args:
-            columns: a list of 1-D arrays (or lists) of token ids, marks included; or a dict with a
-                list for each column: "tokens", optionally "weights" (of the loss, a number from 0
-                up for each token), and each of `features` by its name. A causal example of n ids
-                has length n - 1. With features of sides, "tokens" may be missing, and `Sides` are
-                returned.
-            features: the schemas of the other columns, by name.
-            vocab_size: if given, ids must be below it.
-            task: decides the fields and the lengths; see `pipeline.corpus.tasks`.
-            loss: the side of arrays that carries the loss, if one does; see `Sides`.
-
-        Raises:
-            ValueError: there is no example, a column does not match its feature or the tokens, or
-                an id is not allowed.
-        """
+    ):
         require_type("task", task, Task, A_TASK)
         sides = task.divide(columns, features)
         vocab_size = None if vocab_size is None else require_whole("vocab_size", vocab_size, 1)
@@ -66,28 +59,27 @@ class Examples(SingleCorpus):
             parts[side].append(part)
         if not all(parts.values()):
             raise InvalidValue("examples are empty; give at least one example")
-        made: dict[str, Examples] = {}
+        made: dict[str, AnyCorpus] = {}
         for name, some in parts.items():
             of = (task, vocab_size) if name == task.side else (ARRAYS, None)
-            made[name] = cls._of(Ragged.concatenate(some), *of)
+            made[name] = InMemory(Ragged.concatenate(some), *of)
         single = [*made] == [task.side] and loss is None
-        return made[task.side] if single else Sides(made, loss=loss)
+        self._hold(made[task.side] if single else Sides(made, loss=loss))
+
+    def _hold(self, corpus: AnyCorpus) -> None:
+        super().__init__([corpus])
+        self.sides = corpus.sides
+
+    def arguments(self) -> dict[str, Any]:
+        """See `AnyCorpus`."""
+        return {"corpus": self.members[0]}
 
     @classmethod
-    def _of(cls, examples: Ragged, task: Task, vocab_size: int | None) -> "Examples":
-        """The examples of one side."""
-        made = super().__new__(cls)
-        made.task, made._ragged, made.vocab_size = task, examples, vocab_size
-        made.features = examples.features
-        made.weighted = made.features.pop(WEIGHTS, None) is not None
-        made.lengths = task.lengths(examples.counts)
-        made.lengths.flags.writeable = False
-        made.num_learnt = task.count_learnt(examples.counts, examples.weights)
-        return made
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        own = self._ragged, self.task, self.vocab_size
-        return type(self)._of, own, {"covers_all": self.covers_all}
+    def make(cls, **arguments: Any) -> "Examples":
+        """See `AnyCorpus`."""
+        examples = cls.__new__(cls)
+        examples._hold(arguments["corpus"])
+        return examples
 
     @classmethod
     def from_groups(
@@ -104,22 +96,57 @@ class Examples(SingleCorpus):
         ([7], [1, 5, 2, 7, 2, 8, 9], [5, 2, 7, 3, 8, 9, 3])
         """
         columns, known = divide_groups(groups, features, vocab_size)
-        return Groups(cls(columns, features=known, vocab_size=vocab_size, task=GROUPS))
+        return Groups(Examples(columns, features=known, vocab_size=vocab_size, task=GROUPS).alone)
 
-    def _find_silent(self) -> np.ndarray:
-        examples = self._ragged
+    @property
+    def alone(self) -> "InMemory":
+        """The only side, as a corpus."""
+        (corpus,) = self.members
+        assert isinstance(corpus, InMemory), "the examples have several sides"
+        return corpus
+
+    def __repr__(self) -> str:
+        return f"Examples of {len(self):,} examples, {self.fingerprint}"
+
+    def __str__(self) -> str:
+        return str(self.members[0])
+
+
+class InMemory(SingleCorpus):
+    """The examples of one side in memory.
+
+    Attributes:
+        examples: their tokens, weights and features.
+    """
+
+    def __init__(self, examples: Ragged, task: Task, vocab_size: int | None):
+        self.examples, self.task, self.vocab_size = examples, task, vocab_size
+        self.features = examples.features
+        self.weighted = self.features.pop(WEIGHTS, None) is not None
+        self.lengths = task.lengths(examples.counts)
+        self.lengths.flags.writeable = False
+        self.num_learnt = task.count_learnt(examples.counts, examples.weights)
+
+    @computed
+    def silent(self) -> np.ndarray:
+        """See `AnyCorpus`."""
+        examples = self.examples
         return self.task.find_silent(examples.counts, examples.weights, examples.columns)
 
-    @functools.cached_property
-    def reader(self) -> Reader:  # type: ignore[override]  # others have an attribute
+    @computed
+    def reader(self) -> Reader:
         """Reads the columns of the examples."""
-        return Reader.of(self.task, self._ragged)
+        return Reader.of(self.task, self.examples)
 
-    @functools.cached_property
-    def identity(self) -> Mapping[str, Any]:  # type: ignore[override]  # others have an attribute
+    @computed
+    def identity(self) -> Mapping[str, Any]:
         """A digest of the tokens and features, and the task."""
-        digest = self._ragged.digest[:12]
+        digest = self.examples.digest[:12]
         return {"tokens": digest, "tokenizer": "none", "task": self.task.name}
+
+    def arguments(self) -> dict[str, Any]:
+        """See `AnyCorpus`; they hold the content."""
+        return {"examples": self.examples, "task": self.task, "vocab_size": self.vocab_size}
 
     def __repr__(self) -> str:
         return f"Examples of {len(self):,} examples, {self.fingerprint}"

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.corpus.interface import AnyCorpus, SingleCorpus
+from pipeline.corpus.interface import AnyCorpus, SingleCorpus, computed
 from pipeline.corpus.stored.gather import Fields, gather
 from pipeline.corpus.stored.reader import Pieces
 from pipeline.corpus.tasks import ABOVE, CAUSAL, GROUPS
@@ -57,6 +57,7 @@ class Groups(SingleCorpus):
             and its cost, as in `trees.Nodes.table`: int64 [groups, 3].
     """
 
+    kind = "groups"
     trees: np.ndarray
 
     def __init__(self, nodes: SingleCorpus, max_length: int | None = None):
@@ -89,7 +90,7 @@ class Groups(SingleCorpus):
         self._sizes = self._sizes * (np.bincount(group, self._sizes == 0) == 0)[group]
         laid = tree.lay_out(self._sizes)
         self.lengths = laid.sum(laid.columns).astype(np.uint32)
-        self.trees = laid.table  # pyright: ignore
+        self.trees = laid.table
         self.lengths.flags.writeable = self.trees.flags.writeable = False
         self.num_tokens = int(self.lengths.sum(dtype=np.int64))
         self.num_learnt = self.nodes.num_learnt if self.nodes.weighted else self.num_tokens
@@ -149,7 +150,8 @@ class Groups(SingleCorpus):
         tokens = f"{self.identity['tokens']} cut to {max_length}"
         self.identity = {**self.identity, "tokens": tokens}
 
-    def _find_silent(self) -> np.ndarray:
+    @computed
+    def silent(self) -> np.ndarray:
         """The groups without loss on any continuation, or on their prefix."""
         group = np.searchsorted(self._edges, self.nodes.silent, side="right") - 1
         silent = np.flatnonzero(np.bincount(group, minlength=len(self)) == np.diff(self._edges) - 1)
@@ -163,7 +165,7 @@ class Groups(SingleCorpus):
         return silent[~learnt & (self.lengths[silent] > 0)]
 
     def read_nodes(self, examples: np.ndarray) -> Nodes:
-        """See `Readable.read_nodes`."""
+        """See `Side.read_nodes`."""
         which, tree = self._tree(examples)
         return tree.lay_out(self._sizes[which])
 
@@ -253,8 +255,9 @@ class Groups(SingleCorpus):
             lines.append("  " * depth[place] + self.tokenizer.decode(ids))
         return "\n".join(lines)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Groups, (self.nodes, self._max_length)
+    def arguments(self) -> dict[str, Any]:
+        """See `AnyCorpus`."""
+        return {"nodes": self.nodes, "max_length": self._max_length}
 
     def __repr__(self) -> str:
         return f"Groups of {self.nodes!r}"
@@ -427,6 +430,6 @@ def _divide(
 
 def truncate_groups(corpus: AnyCorpus, max_length: int) -> AnyCorpus:
     """The corpus with all groups in it cut by `Groups.truncate`."""
-    return corpus.with_each(
+    return corpus.map_leaves(
         lambda each: each.truncate(max_length) if isinstance(each, Groups) else each
     )

@@ -10,14 +10,16 @@ from typing import Any
 import numpy as np
 
 from pipeline import registry
-from pipeline.corpus.interface import SingleCorpus
+from pipeline.corpus.interface import SingleCorpus, computed
 from pipeline.corpus.stored.gather import Fields, address_of, gather
 from pipeline.corpus.stored.memory import InMemory, Segments
 from pipeline.corpus.stored.reader import Pieces, Reader
 from pipeline.corpus.tasks import CAUSAL, INPUTS
 from pipeline.corpus.tokens.token_files import Lists
 from pipeline.errors import InvalidType, InvalidValue, require_whole, suggest_option
+from pipeline.fs.atomic import is_local
 from pipeline.planning.identity import fingerprint_of
+from pipeline.planning.lengths import NO_EXAMPLES
 from pipeline.text.features import LOSS_WEIGHTS, OF_TOKENS, TOKEN_IDS, TOKENS, WEIGHTS
 from pipeline.text.ragged import IDS
 from pipeline.text.sources import files
@@ -75,6 +77,8 @@ class InPlace(SingleCorpus, metaclass=_Spellings):
         ValueError: files are damaged, or do not fit each other or the options.
         TypeError: the format has no such option.
     """
+
+    kind = "in_place"
 
     def __init__(self, format: str, paths: files.Paths, **options: Any):
         kind = registry.find("tokens", format, "format")
@@ -176,7 +180,7 @@ class InPlace(SingleCorpus, metaclass=_Spellings):
                 found[field] = gather(values, at + shift, lengths, reach)
         return found
 
-    @property
+    @computed
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer that was given."""
         return self.options.get("tokenizer")
@@ -186,7 +190,7 @@ class InPlace(SingleCorpus, metaclass=_Spellings):
         """The number of positions with loss, if tokens have weights; and the examples without."""
         learnt, silent, first = 0, [], 0
         if not self.weighted:
-            return None, super()._find_silent()
+            return None, NO_EXAMPLES
         # With a mark before it, the first token is a target, too.
         task, end = (INPUTS, self.marks[1]) if self.marks else (self.task, None)
         for values, begins, counts in self._columns[WEIGHTS]:
@@ -194,14 +198,16 @@ class InPlace(SingleCorpus, metaclass=_Spellings):
             learnt += task.count_learnt(counts, weights) + (end is not None) * len(counts)
             silent += [] if end is not None else [first + task.find_silent(counts, weights)]
             first += len(counts)
-        return learnt, np.concatenate([super()._find_silent(), *silent])
+        return learnt, np.concatenate([NO_EXAMPLES, *silent])
 
-    @property
-    def num_learnt(self) -> int | None:  # type: ignore[override]  # others have an attribute
+    @computed
+    def num_learnt(self) -> int | None:
         """Positions that carry loss, counted when it is first asked for."""
         return self._loss[0]
 
-    def _find_silent(self) -> np.ndarray:
+    @computed
+    def silent(self) -> np.ndarray:
+        """The examples without loss."""
         return self._loss[1]
 
     def verify(self) -> None:
@@ -210,11 +216,22 @@ class InPlace(SingleCorpus, metaclass=_Spellings):
         for _ in self.read_blocks(every, 0 * every, self.lengths.astype(np.int64)):
             pass
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return functools.partial(InPlace, self.format, self.paths, **self.options), ()
+    def arguments(self) -> dict[str, Any]:
+        """See `AnyCorpus`."""
+        options = dict(self.options)
+        if self.format == "flat" and options.get("weights"):  # names of files
+            options["weights"] = _absolute(options["weights"])
+        options |= {"features": self.features} if self.features else {}  # with their dtypes
+        return {"format": self.format, "paths": _absolute(self.paths), **options}
 
     def __repr__(self) -> str:
         return f"InPlace.{self.format}({self.paths!r})"
+
+
+def _absolute(paths: Any) -> list[str]:
+    """The whole names of files, which another working directory does not change."""
+    named = [paths] if isinstance(paths, str | os.PathLike) else paths
+    return [os.path.abspath(each) if is_local(each) else os.fspath(each) for each in named]
 
 
 def _check_marks(given: Any) -> tuple[int | None, int | None] | tuple[()]:

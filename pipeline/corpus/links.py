@@ -1,23 +1,37 @@
 """Links: a directory that stands for token files of another program, which stay where they are."""
 
-import json
 import os
 from typing import Any
 
-import numpy as np
 from etils import epath
 
+from pipeline.corpus.description import (
+    DESCRIPTION,
+    as_json,
+    from_json,
+    read_description,
+    write_description,
+)
 from pipeline.corpus.in_place import InPlace
-from pipeline.corpus.stored.directory import MANIFEST
-from pipeline.corpus.tasks import TASKS
+from pipeline.corpus.stored.directory import MANIFEST, damage
 from pipeline.errors import InvalidValue
-from pipeline.fs.atomic import as_path, atomic_write, is_local, make_directory
+from pipeline.fs.atomic import as_path, make_directory
 from pipeline.text import tokenizers
-from pipeline.text.features import Feature
-from pipeline.text.sources import files
 
-# The file that makes a directory a link.
-LINK = "in_place.json"
+
+class Linked(InPlace):
+    """Tokens in place that a directory stands for; `open_link` makes it."""
+
+    kind = "linked"
+
+    def arguments(self) -> dict[str, Any]:
+        """See `AnyCorpus`."""
+        return {"directory": os.fspath(self.directory)}
+
+    @classmethod
+    def make(cls, **arguments: Any) -> "Linked":
+        """See `AnyCorpus`."""
+        return open_link(as_path(arguments["directory"]))
 
 
 def link(corpus: InPlace, directory: epath.PathLike) -> InPlace:
@@ -26,54 +40,35 @@ def link(corpus: InPlace, directory: epath.PathLike) -> InPlace:
     Raises:
         ValueError: the directory holds another corpus.
     """
-    place, options = make_directory(as_path(directory)), dict(corpus.options)
-    features = {name: each.as_json for name, each in corpus.features.items()}
-    for name in ("task", "tokenizer", "features"):
-        options.pop(name, None)
-    if corpus.format == "flat" and options.get("weights"):
-        options["weights"] = _absolute(options["weights"])
-    content: dict[str, Any] = {"format": corpus.format, "paths": _absolute(corpus.paths)}
-    content |= {"options": options, "features": features, "identity": corpus.identity}
-    content = json.loads(json.dumps(content, default=lambda each: np.dtype(each).name))
-    there = json.loads((place / LINK).read_bytes()) if (place / LINK).exists() else content
+    place, arguments = as_path(directory), InPlace.arguments(corpus)
+    arguments.pop("tokenizer", None)
+    content = {"kind": Linked.kind, "of": as_json(arguments), "identity": corpus.identity}
+    there = read_description(place) or content
     if (place / MANIFEST).exists() or there | content != there:
         raise InvalidValue(
             f"{os.fspath(place)} holds another corpus, or the token files have changed; choose "
             "another directory, or delete this one"
         )
-    content["tokenizer"] = None if corpus.tokenizer is None else corpus.tokenizer.save(place)
-    with atomic_write(place / LINK) as file:
-        file.write(json.dumps(content, indent=1).encode())
+    make_directory(place)
+    saved = None if corpus.tokenizer is None else corpus.tokenizer.save(place)
+    write_description(place, content | {"tokenizer": saved})
     return open_link(place)
 
 
-def _absolute(paths: files.Paths) -> list[str]:
-    named = [paths] if isinstance(paths, str | os.PathLike) else paths
-    return [os.path.abspath(each) if is_local(each) else os.fspath(each) for each in named]
-
-
-def open_link(directory: epath.Path) -> InPlace:
+def open_link(directory: epath.Path) -> Linked:
     """The corpus that a directory stands for.
 
     Raises:
         ValueError: the link is damaged, or its token files have changed.
     """
+    entries: Any = read_description(directory)
     try:
-        content = json.loads((directory / LINK).read_bytes())
-        options: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in content["options"].items()
-        }
-        options["features"] = {name: Feature(**each) for name, each in content["features"].items()}
-        if content["tokenizer"] is not None:
-            options["tokenizer"] = tokenizers.load(content["tokenizer"], directory)
-        format, paths, identity = content["format"], content["paths"], content["identity"]
-        options["task"] = TASKS[identity["task"]]
-    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
-        raise InvalidValue(
-            f"{os.fspath(directory / LINK)} is damaged: {error!r}; delete it, and link again"
-        ) from error
-    corpus = InPlace(format, paths, **{name: each for name, each in options.items() if each != {}})
+        arguments, identity = from_json(entries["of"]), entries["identity"]
+        if entries["tokenizer"] is not None:
+            arguments["tokenizer"] = tokenizers.load(entries["tokenizer"], directory)
+        corpus = Linked(**arguments)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise damage(directory / DESCRIPTION, f"{error!r}") from error
     if corpus.identity != identity:
         raise InvalidValue(
             f"the files that {os.fspath(directory)} stands for have changed; put them back, or "

@@ -7,8 +7,10 @@ from typing import Any, Unpack
 from etils import epath
 
 from pipeline.corpus.corpus import Corpus, OpenOptions
+from pipeline.corpus.description import DESCRIPTION, read_description
 from pipeline.corpus.in_place import InPlace
-from pipeline.corpus.links import LINK, open_link
+from pipeline.corpus.interface import AnyCorpus
+from pipeline.corpus.links import Linked, open_link
 from pipeline.corpus.sides import Sides, read_sides
 from pipeline.corpus.stored.directory import MANIFEST
 from pipeline.corpus.tasks import INPUTS, OF_PAIRS, TARGETS
@@ -29,14 +31,17 @@ class Pairs(Sides):
         targets: a corpus of the task "targets", with as many examples.
     """
 
-    def __init__(self, inputs: Corpus | InPlace, targets: Corpus | InPlace):
+    kind = "pairs"
+
+    def __init__(self, inputs: AnyCorpus, targets: AnyCorpus):
         self.inputs, self.targets = inputs, targets
         inputs.require_task(INPUTS)
         targets.require_task(TARGETS)
         super().__init__({INPUTS.name: inputs, TARGETS.name: targets})
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Pairs, (self.inputs, self.targets)
+    def arguments(self) -> dict[str, Any]:
+        """See `AnyCorpus`."""
+        return {"inputs": self.inputs, "targets": self.targets}
 
     @classmethod
     def open(cls, directory: epath.PathLike, **options: Unpack[OpenOptions]) -> "Pairs":
@@ -96,7 +101,7 @@ def _open_each(
 
 
 def _open_one(directory: epath.Path, **options: Unpack[OpenOptions]) -> Corpus | InPlace:
-    if (directory / LINK).exists():
+    if (read_description(directory) or {}).get("kind") == Linked.kind:
         return open_link(directory)
     return Corpus.open(os.fspath(directory), **options)
 
@@ -113,8 +118,8 @@ def open_corpus(
         if (recorded := read_sides(place)) is not None:
             names, loss = recorded
             return as_sides(_open_each(place, names, **options), loss)
-        whole = any((place / name).exists() for name in (MANIFEST, LINK))
-        if not whole and any((place / TARGETS.name / n).exists() for n in (MANIFEST, LINK)):
+        whole = any((place / name).exists() for name in (MANIFEST, DESCRIPTION))
+        if not whole and any((place / TARGETS.name / n).exists() for n in (MANIFEST, DESCRIPTION)):
             return Pairs.open(place, **options)
         if whole or not place.is_file():
             return _open_one(place, **options)

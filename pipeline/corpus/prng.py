@@ -4,11 +4,26 @@ Each example has a stream of its own, SplitMix64 (Steele, Lea and Flood, 2014), 
 number `k` of the stream. So bits do not depend on which places are drawn together, or when.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from pipeline.planning.layout import ranges
 
 GAMMA = np.uint64(0x9E3779B97F4A7C15)
+
+# Examples that are drawn together, where all of a corpus are; they take some 10 MiB.
+EXAMPLES = 1 << 18
+
+
+def blocks(count: int) -> Iterator[np.ndarray]:
+    """The numbers of `count` examples, in order, `EXAMPLES` at a time: int64; at least one array.
+
+    >>> [block.tolist() for block in blocks(3)]
+    [[0, 1, 2]]
+    """
+    for first in range(0, max(count, 1), EXAMPLES):
+        yield np.arange(first, min(first + EXAMPLES, count))
 
 
 def mix(values: np.ndarray) -> np.ndarray:

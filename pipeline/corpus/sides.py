@@ -1,23 +1,22 @@
 """Sides: examples with several lengths, such as text and patches, a corpus for each side."""
 
-import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from etils import epath
 
-from pipeline.corpus.interface import AnyCorpus, Readable, SingleCorpus, View
-from pipeline.corpus.stored.directory import damage, read_entries, write_entries
-from pipeline.corpus.stored.gather import Fields
-from pipeline.corpus.stored.reader import Pieces
+from pipeline.corpus.description import DESCRIPTION, read_description, write_description
+from pipeline.corpus.interface import KINDS, AnyCorpus, computed
+from pipeline.corpus.stored.directory import damage
 from pipeline.corpus.tasks import ARRAYS
+from pipeline.corpus.view import View
 from pipeline.errors import InvalidValue, require_one_of
-from pipeline.fs.atomic import make_directory
+from pipeline.planning.lengths import NO_EXAMPLES
 
-# The file that makes a directory one of sides: their names in order, and which carries the loss.
-SIDES = "sides.json"
+# Other entries that the identity of such a corpus may have; views have the names of their kinds.
+TAKEN = "loss", "features", "corpora"
 
 
 class Sides(AnyCorpus):
@@ -36,40 +35,41 @@ class Sides(AnyCorpus):
             the one with targets; if none has, there are no loss weights.
 
     Attributes:
-        by_name: as `sides`.
-        loss: as given.
+        by_name: the corpora, as given.
         identity, fingerprint: those of all sides.
         text_bytes, num_learnt: those of the side that carries the loss.
         directory: holds the directories of the sides, if they have any.
     """
 
-    def __init__(self, sides: Mapping[str, SingleCorpus], *, loss: str | None = None):
-        self.by_name, self.loss = dict(sides), loss
-        self.sides, self.side_names = tuple(self.by_name.values()), tuple(self.by_name)
+    kind = "sides"
+
+    def __init__(self, sides: Mapping[str, AnyCorpus], *, loss: str | None = None):
+        self.by_name, self._given_loss = dict(sides), loss
+        require_names(self.by_name)
         arrays = [name for name, each in self.by_name.items() if each.task == ARRAYS]
+        self.sides = {n: next(iter(each.sides.values())) for n, each in self.by_name.items()}
         self.unpriced = tuple(arrays) if len(self.sides) > 1 else ()
-        if len({*map(len, self.sides)}) > 1:
+        if len({*map(len, self.by_name.values())}) > 1:
             counts = " and ".join(f"{len(each):,} {name}" for name, each in self.by_name.items())
             raise InvalidValue(f"there are {counts}; give equally many, in the same order")
-        every = [name for side in self.sides for name in side.features]
+        every = [name for side in self.sides.values() for name in side.features]
         if both := {name for name in every if every.count(name) > 1}:
             raise InvalidValue(
                 f"{' and '.join(self.by_name)} both have a feature {min(both)!r}; give them "
                 "different names"
             )
-        self.loss_side = self._find_loss()
-        first = self.by_name[self.side_names[self.loss_side or 0]]
+        self.loss = self._find_loss(loss)
+        first = self.by_name[self.loss or self.side_names[0]]
         # Plans are stored with the first member.
         self.members = first, *(each for each in self.by_name.values() if each is not first)
-        lengths = np.stack([side.lengths for side in self.sides], axis=1)
-        if self.loss_side is not None:
-            lengths[lengths[:, self.loss_side] == 0] = 0  # nothing to train on
+        lengths = np.stack([each.lengths for each in self.by_name.values()], axis=1)
+        if self.loss is not None:
+            lengths[first.lengths == 0] = 0  # nothing to train on
+            self.text_bytes, self.num_learnt = first.text_bytes, first.num_learnt
         self.lengths = lengths if len(self.sides) > 1 else lengths[:, 0]
         self.lengths.flags.writeable = False
         if first.directory is not None:
             self.directory = first.directory.parent
-        if self.loss_side is not None:
-            self.text_bytes, self.num_learnt = first.text_bytes, first.num_learnt
         with_tokens = [each for each in self.by_name.values() if each.task != ARRAYS]
         known = [each.vocab_size for each in with_tokens if each.vocab_size is not None]
         if known and len(known) == len(with_tokens):
@@ -78,21 +78,25 @@ class Sides(AnyCorpus):
         if loss is not None:
             self.identity["loss"] = loss
 
-    def _find_loss(self) -> int | None:
-        """The number of the side that carries the loss."""
-        learnt = [name for name, each in self.by_name.items() if each.task.has_targets]
-        if self.loss is not None:
-            require_one_of("loss", self.loss, self.side_names)
-            learnt = [*dict.fromkeys([*learnt, self.loss])]
+    def _find_loss(self, given: str | None) -> str | None:
+        """The name of the side that carries the loss."""
+        tasks = {name: each.task for name, each in self.by_name.items()}
+        learnt = [name for name, task in tasks.items() if task is not None and task.has_targets]
+        if given is not None:
+            require_one_of("loss", given, self.side_names)
+            learnt = [*dict.fromkeys([*learnt, given])]
         if len(learnt) > 1:
             raise InvalidValue(f"{' and '.join(learnt)} both carry the loss; one side may")
-        return self.side_names.index(learnt[0]) if learnt else None
+        return learnt[0] if learnt else None
 
-    def _find_silent(self) -> np.ndarray:
-        return super()._find_silent() if self.loss_side is None else self.members[0].silent
+    @computed
+    def silent(self) -> np.ndarray:
+        """The examples without loss on the side that carries it."""
+        return NO_EXAMPLES if self.loss is None else self.members[0].silent
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return functools.partial(Sides, loss=self.loss), (self.by_name,)
+    def arguments(self) -> dict[str, Any]:
+        """See `AnyCorpus`."""
+        return {"sides": self.by_name, "loss": self._given_loss}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.by_name!r})"
@@ -101,57 +105,14 @@ class Sides(AnyCorpus):
         return "\n".join(map(str, self.by_name.values()))
 
 
-class WithSides(View):
-    """Examples of a corpus that lack some sides, and have length 0 there.
-
-    Args:
-        corpus: a corpus of one of the sides, or of several.
-        names: the names of all sides, in order.
-    """
-
-    def __init__(self, corpus: AnyCorpus, names: Sequence[str]):
-        super().__init__(corpus)
-        there = dict(zip(corpus.side_names, corpus.sides, strict=True))
-        nothing = _Nothing(len(corpus))
-        self.side_names, self.unpriced = tuple(names), ()
-        self.sides = tuple(there.get(name, nothing) for name in names)
-        self.lengths = np.zeros((len(corpus), len(names)), np.uint32)
-        places = [names.index(name) for name in corpus.side_names]
-        self.lengths[:, places] = corpus.lengths.reshape(len(corpus), -1)
-        self.lengths.flags.writeable = False
-        self.loss_side = None if corpus.loss_side is None else places[corpus.loss_side]
-        self.text_bytes, self.num_learnt = corpus.text_bytes, corpus.num_learnt
-        self.identity, self.description = corpus.identity, corpus.description
-        if len(corpus.sides) == 1:
-            self.identity = {corpus.side_names[0]: corpus.identity}
-
-    def split(self, hold_out: float = 0.01) -> tuple[AnyCorpus, AnyCorpus]:
-        """See `AnyCorpus`; the corpus itself is split."""
-        train, held_out = self.corpus.split(hold_out)
-        return WithSides(train, self.side_names), WithSides(held_out, self.side_names)
-
-    def with_each(self, change: Callable[[AnyCorpus], AnyCorpus]) -> "WithSides":
-        """See `AnyCorpus`."""
-        return WithSides(self.corpus.with_each(change), self.side_names)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return WithSides, (self.corpus, self.side_names)
-
-    def __repr__(self) -> str:
-        return repr(self.corpus)
-
-    def __str__(self) -> str:
-        return str(self.corpus)
-
-
-class _Nothing(Readable):
-    """A side on which all examples have length 0."""
-
-    def __init__(self, examples: int):
-        self.lengths = np.zeros(examples, np.uint32)
-
-    def _read(self, pieces: Pieces, names: Sequence[str]) -> Fields:
-        return {}
+def require_names(names: Iterable[str]) -> None:
+    """Refuses sides with names that other entries of their corpus's identity have."""
+    for name in names:
+        if name in TAKEN or issubclass(KINDS.get(name, Sides), View):
+            raise InvalidValue(
+                f"a side is named {name!r}, which has another meaning in the identity of a corpus; "
+                "give the side another name"
+            )
 
 
 def read_sides(directory: epath.Path) -> tuple[list[str], str | None] | None:
@@ -160,21 +121,26 @@ def read_sides(directory: epath.Path) -> tuple[list[str], str | None] | None:
     Raises:
         ValueError: they are damaged.
     """
-    try:
-        entries = read_entries(directory / SIDES, (directory / SIDES).read_bytes())
-        return entries["sides"], entries["loss"]
-    except (FileNotFoundError, NotADirectoryError):
+    entries, path = read_description(directory), directory / DESCRIPTION
+    if entries is None or entries["kind"] != Sides.kind:
         return None
-    except KeyError as error:
-        raise damage(directory / SIDES, f"it has no {error}") from error
+    names, loss = entries.get("sides"), entries.get("loss")
+    if not isinstance(names, list) or not names:
+        raise damage(path, f"its sides are {names!r}, no list of names")
+    for name in names:
+        if not isinstance(name, str) or not name.isidentifier():
+            # Each is the name of a directory, which must be inside this one.
+            raise damage(path, f"a side is named {name!r}; a name has letters, digits and _")
+    return names, loss
 
 
 def record_sides(directory: epath.Path, names: Sequence[str], loss: str | None) -> None:
     """Records the sides of the corpora in a directory; refuses others that are recorded there."""
-    there, mine = read_sides(directory), ([*names], loss)
+    require_names(names)
+    there = read_sides(directory)
     if there is None:
-        write_entries(make_directory(directory) / SIDES, {"sides": mine[0], "loss": loss})
-    elif there != mine:
+        write_description(directory, {"kind": Sides.kind, "sides": [*names], "loss": loss})
+    elif there != ([*names], loss):
         raise InvalidValue(
             f"{os.fspath(directory)} holds the sides {', '.join(there[0])} with loss={there[1]!r}, "
             f"not {', '.join(names)} with loss={loss!r}; choose another directory"

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import InvalidValue
-from pipeline.text.features import OF, TOKENS, WEIGHTS, Feature, check_features
+from pipeline.text.features import OF, OFFSETS, TOKENS, WEIGHTS, Feature, check_features
 
 # The stored feature of a node of a group that says how many nodes back its parent is; 0: a prefix.
 ABOVE = "_above"
@@ -177,7 +177,8 @@ def divide_features(
                 f"{', '.join(sides)}"
             )
         for side in sides:
-            if name in (f"{side}_segment_ids", f"{side}_positions"):
+            endings = ("_segment_ids", "_positions", "_columns", OFFSETS)
+            if name in {f"{side}{ending}" for ending in endings}:
                 raise InvalidValue(
                     f"a feature is named {name!r}, as a field of the side {side!r}; give it "
                     "another name"

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import InvalidValue, require_whole
-from pipeline.fields.arrays import on_host_or_device
+from pipeline.fields.arrays import in_planned_order, on_host_or_device, require_planned_order
 
 
 def attention_mask(
@@ -111,9 +111,12 @@ def cu_seqlens(
         `rows · length`; `max_seqlen_q` and `max_seqlen_kv`, the row lengths, int.
 
     Raises:
-        ValueError: the batch has no segment ids, or has groups; or a row of NumPy arrays has more
-            segments, or, with `align=1`, padding before a segment.
+        ValueError: the batch has no segment ids, has groups, or another order of columns; or a row
+            of NumPy arrays has more segments, or, with `align=1`, padding before a segment.
     """
+    sides = [name.removesuffix("_segment_ids") for name in batch if name.endswith("_segment_ids")]
+    for looked_at in (side,) if side else sides:
+        require_planned_order(batch, looked_at, "sequences of a kernel are")
     (ids,) = _fields(batch, parts or f"{side or 'inputs'}_segment_ids")
     q = kv = ids if parts is None else ids + 1  # pointers to parts count from 0
     if side is None and parts is None:
@@ -157,7 +160,7 @@ def _count_ends(xp: Any, ids: Any, max_segments: int, align: int) -> Any:
     return xp.pad(xp.cumsum(sizes, dtype=np.int32), (1, 0))
 
 
-def segment_starts(batch: Mapping[str, Any]) -> Any:
+def segment_starts(batch: Mapping[str, Any], *, side: str = "inputs") -> Any:
     """The columns where a recurrent layer starts from an empty state: the first of each segment.
 
     A piece of a split example starts anew, too, although its positions go on: the state that it
@@ -169,16 +172,18 @@ def segment_starts(batch: Mapping[str, Any]) -> Any:
 
     Args:
         batch: fields `[rows, length]`, of NumPy or JAX, also in a compiled step; whole rows with
-            columns in order. For the decoder of pairs, give
-            `{"inputs_segment_ids": batch["targets_segment_ids"]}`.
+            columns in order.
+        side: the side of the layer; of pairs, "targets" for the decoder.
 
     Returns:
         bool `[rows, length]`, of NumPy or JAX like the batch; False on padding.
 
     Raises:
-        ValueError: the batch has no segment ids, or has groups.
+        ValueError: the batch has no segment ids of that side, has groups, or another order of
+            columns, in which no state can go from column to column.
     """
-    ids = _fields(batch, "inputs_segment_ids")
+    require_planned_order(batch, side, "a recurrent layer needs")
+    ids = _fields(batch, f"{side}_segment_ids")
     return on_host_or_device(_find_starts, *ids, dimensions=2)
 
 
@@ -197,20 +202,24 @@ def targets_ahead(batch: Mapping[str, Any], ahead: int) -> tuple[Any, Any]:
 
     Args:
         batch: fields `[rows, length]` of a causal batch, of NumPy or JAX, also in a compiled step;
-            whole rows with columns in order.
+            whole rows, with columns in any `context_order`.
         ahead: the number of tokens after the next one, from 1.
 
     Returns:
         Targets and weights, `[rows, length]`, with the dtypes of `targets` and `loss_weights`.
 
     Raises:
-        ValueError: the batch lacks a field, is of pairs or groups, or `ahead` is no such number.
+        ValueError: the batch lacks a field, is of pairs or groups, has only some of the columns
+            that were moved, or `ahead` is no such number.
     """
     ahead = require_whole("ahead", ahead, 1)
     if "decoder_inputs" in batch:
         raise InvalidValue("the batch is of pairs; targets further ahead need a causal batch")
     fields = _fields(batch, "inputs_segment_ids", "targets", "loss_weights")
-    return on_host_or_device(functools.partial(_move, ahead=ahead), *fields, dimensions=2)
+    columns = batch.get("inputs_columns")
+    move = in_planned_order(functools.partial(_move, ahead=ahead), columns)
+    more = [] if columns is None else [columns]
+    return on_host_or_device(move, *fields, *more, dimensions=2)
 
 
 def _move(xp: Any, ids: Any, targets: Any, weights: Any, ahead: int) -> tuple[Any, Any]:

@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from pipeline.errors import InvalidValue, require_one_of
+from pipeline.fields.arrays import require_planned_order
 from pipeline.text.features import EXAMPLE_ID, FIELDS
 
 Fields = Mapping[str, Any]
@@ -25,6 +26,7 @@ Convention = Literal["maxtext", "tunix", "huggingface"]
 INPUTS = ("inputs", "inputs_segment_ids", "inputs_positions")
 TARGETS = ("decoder_inputs", "targets_segment_ids", "targets_positions")
 LOSS = ("targets", "loss_weights")
+ORDERS = ("inputs_columns", "targets_columns")
 
 
 def rename(batch: Fields, convention: Convention) -> dict[str, Any]:
@@ -48,10 +50,14 @@ def rename(batch: Fields, convention: Convention) -> dict[str, Any]:
     Raises:
         ValueError: the convention is unknown, or cannot express the batch: it has no targets, a
             field without a name there, another side, a feature with a name that it uses, weights
-            other than 0 and 1, packed rows, or pieces that do not begin at position 0; the message
-            says how to avoid it.
+            other than 0 and 1, packed rows, another order of columns, or pieces that do not begin
+            at position 0; the message says how to avoid it.
     """
     require_one_of("convention", convention, get_args(Convention))
+    if convention != "maxtext":  # which takes the order of columns from positions
+        for side in ("inputs", "targets"):
+            require_planned_order(batch, side, f"{convention} needs")
+    batch = {name: field for name, field in batch.items() if name not in ORDERS}
     pairs = "decoder_inputs" in batch and convention == "huggingface"  # others train only decoders
     known = (*INPUTS, *LOSS, *(TARGETS if pairs else ()))
     own = {name: each for name, each in batch.items() if name not in FIELDS or name == EXAMPLE_ID}

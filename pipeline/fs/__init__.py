@@ -2,10 +2,9 @@
 
 `as_path` turns a user's text into a path, local or of a bucket, and `atomic_write` writes a file
 whole or not at all. `directory_lock` lets one process work in a directory while others wait; in a
-bucket it is a lease (`fs.lease`). `fs.objects` reads and writes objects, and `fs.mirror` keeps a
-local directory in a bucket. `StepFiles` are files of ranges of steps. Objects with locks, threads
-or open files name the attributes that a forked child must make again (`fs.fork`). A cloud's library
-is imported when a path needs it.
+bucket it is a lease (`fs.lease`). `fs.objects` reads and writes objects. Objects with locks,
+threads or open files name the attributes that a forked child must make again (`fs.fork`). A cloud's
+library is imported when a path needs it.
 """
 
 from pipeline.fs.atomic import (
@@ -16,14 +15,10 @@ from pipeline.fs.atomic import (
     name_full_disk,
     open_locked,
 )
-from pipeline.fs.mirror import Mirror
 from pipeline.fs.objects import ObjectPath
-from pipeline.fs.step_files import StepFiles
 
 __all__ = [
-    "Mirror",
     "ObjectPath",
-    "StepFiles",
     "as_path",
     "atomic_write",
     "directory_lock",

@@ -11,8 +11,8 @@ from etils import epath
 
 from pipeline.errors import InvalidValue, Missing
 from pipeline.fs.atomic import as_path
-from pipeline.fs.step_files import StepFiles
 from pipeline.history.plans import find_corpora, read_history
+from pipeline.history.step_files import StepFiles
 from pipeline.planning.planned import PlannedBatch
 from pipeline.planning.text_table import text_table
 

@@ -1,51 +1,64 @@
-"""The files of a run's log, `metrics.jsonl` and TensorBoard events; and writers for trackers."""
+"""The file of a run's log, `metrics.jsonl`; and writers for trackers."""
 
 import contextlib
 import json
-import logging
 import operator
-import os
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 from etils import epath
 
 from pipeline.fs.atomic import atomic_write, is_local, make_directory, name_full_disk
 
-logger = logging.getLogger(__name__)
-
 # Called with a step and the numbers of a line of that step, by name.
 Writer = Callable[[int, dict[str, float]], object]
 
 
-class MetricsFiles(contextlib.ExitStack):
-    """Appends lines to `metrics.jsonl`, and calls writers, TensorBoard's first, with their numbers.
+class Past(NamedTuple):
+    """What `metrics.jsonl` has when a run begins or resumes.
 
-    A run that resumes from a step removes the lines of the steps that it will run again, whose
-    seconds are `lost`, and of evaluations that are not in `evaluated`. Object storage cannot
-    append, so for it, the files are on this machine, and `flush` uploads them whole.
+    `lines` are those that stay, `evaluations` the values of those with `eval_loss`, by step, and
+    `lost` the sum of `seconds` in the others.
     """
 
-    def __init__(
-        self,
-        workdir: epath.Path,
-        step: int,
-        evaluated: Collection[str],
-        writers: Iterable[Writer] = (),
-    ):
+    lines: list[bytes]
+    evaluations: dict[int, dict[str, float | None]]
+    lost: float
+
+
+def read_past(workdir: epath.Path, step: int) -> Past:
+    """The past of a run that resumes from a step, or begins: lines of steps before that stay.
+
+    So does an evaluation after exactly `step` steps.
+    """
+    path, past, lost = workdir / "metrics.jsonl", Past([], {}, 0.0), 0.0
+    for line in path.read_bytes().splitlines() if step and path.exists() else []:
+        with contextlib.suppress(ValueError, KeyError, TypeError):  # cut short by a kill
+            values = json.loads(line)
+            at = operator.index(values.pop("step"))
+            if "eval_loss" in values:
+                if at > step or at in past.evaluations:
+                    continue
+                past.evaluations[at] = values
+            elif at >= step:
+                lost += values.get("seconds", 0.0)
+                continue
+            past.lines.append(line + b"\n")
+    return past._replace(lost=lost)
+
+
+class MetricsFiles(contextlib.ExitStack):
+    """Appends lines to `metrics.jsonl`, and calls writers with their numbers.
+
+    The file begins with `lines`. Object storage cannot append, so for it, the file is on this
+    machine, and `flush` uploads it whole.
+    """
+
+    def __init__(self, workdir: epath.Path, lines: Iterable[bytes], writers: Iterable[Writer] = ()):
         super().__init__()
-        self._path, self.lost = workdir / "metrics.jsonl", 0.0
-        lines: list[bytes] = []
-        for line in self._path.read_bytes().splitlines() if step and self._path.exists() else []:
-            with contextlib.suppress(ValueError, KeyError, TypeError):  # cut short by a kill
-                values = json.loads(line)
-                at = operator.index(values["step"])
-                if str(at) in evaluated if "eval_loss" in values else at < step:
-                    lines.append(line + b"\n")
-                elif "eval_loss" not in values:
-                    self.lost += values.get("seconds", 0.0)
+        self._path = workdir / "metrics.jsonl"
         self.enter_context(name_full_disk(self._path))
         self._here = workdir
         if not is_local(workdir):
@@ -55,11 +68,6 @@ class MetricsFiles(contextlib.ExitStack):
             file.writelines(lines)
         self._file = self.enter_context(path.open("a"))
         self._writers = [*writers]
-        # An evaluation after `step` steps stays there.
-        self._board = _open_board(self._here / "tensorboard", purge_step=step + 1)
-        if self._board:
-            self.callback(self._board.close)
-            self._writers.insert(0, self._write_events)
         self.callback(self.flush)
 
     def write(self, values: Mapping[str, Any]) -> None:
@@ -78,25 +86,8 @@ class MetricsFiles(contextlib.ExitStack):
         """Saves everything written so far beyond the life of the process."""
         with name_full_disk(self._path):
             self._file.flush()
-            if self._board:
-                self._board.flush()
         if self._here != self._path.parent:
             copy_files(self._here, self._path.parent)
-
-    def _write_events(self, step: int, values: Mapping[str, float]) -> None:
-        """The writer of TensorBoard."""
-        for name, value in values.items():
-            self._board.add_scalar(name, value, step)
-
-
-def _open_board(directory: epath.Path, purge_step: int) -> Any:
-    """Opens TensorBoard events, those from a step on removed; None if it is not installed."""
-    try:
-        import tensorboardX
-    except ImportError:
-        logger.info("tensorboardX is not installed, so there are no TensorBoard events")
-        return None
-    return tensorboardX.SummaryWriter(os.fspath(directory), purge_step=purge_step, flush_secs=30)
 
 
 def copy_files(here: epath.Path, there: epath.Path) -> None:

@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from pipeline.corpus.corpora import Corpora
+from pipeline.corpus.description import describe, make_corpus
 from pipeline.corpus.interface import AnyCorpus
-from pipeline.corpus.pairs import open_corpus
-from pipeline.corpus.views import view_of
 from pipeline.errors import InvalidValue, Missing, name_some
-from pipeline.fs.atomic import as_path, atomic_write, is_local, make_directory
+from pipeline.fs.atomic import as_path, atomic_write, make_directory
 from pipeline.loading.state import differences
 from pipeline.planning.lengths import load_mask
 from pipeline.planning.plan import Plan
@@ -24,25 +22,22 @@ NAME = "plans.json"
 def write_history(workdir: epath.PathLike, corpus: Any, plan: Plan) -> None:
     """Writes the corpora, plans and changes behind the batches of the run in `workdir`.
 
-    A corpus inside the work directory is named relative to it, any other by its whole path, and a
-    single corpus has the name "". The plan has all of the run's steps.
+    A directory inside the work directory is named relative to it, any other by its whole path. The
+    plan has all of the run's steps.
 
-    {"corpora": {"": {"directory": "corpus/train", "features": [], "view": null}}, "tokens": {…},
+    {"corpus": {"kind": "stored", "directory": "corpus/train", "features": []}, "tokens": {…},
      "plans": [{"from": 0, "fingerprint": …, "identity": {…}, "changes": {"seed": 0, …}},
                {"from": 2000, …, "changes": {"buckets": [[16, 128]]}}]}
     """
-    inside = os.path.join(_absolute(workdir), "")
-    places: dict[str, dict[str, Any]] = {}
-    for name, one in corpus.corpora.items() if isinstance(corpus, Corpora) else [("", corpus)]:
-        if one.directory is None:
-            raise InvalidValue(
-                f"the corpus is {one!r:.80}, which has no directory, so audit and show cannot plan "
-                "its batches again; prepare a corpus, or write no history"
-            )
-        place = _absolute(one.directory).removeprefix(inside)
-        places[name] = {"directory": place, "features": one.added, "view": one.description}
+    try:
+        described = describe(corpus, workdir)
+    except InvalidValue as error:
+        raise InvalidValue(
+            f"audit and show could not plan the batches of the run again: {error}; or write no "
+            "history"
+        ) from error
     content = {
-        "corpora": places,
+        "corpus": described,
         "tokens": corpus.identity,
         "plans": [
             {**entry, "changes": changes}
@@ -67,20 +62,15 @@ def read_history(workdir: epath.PathLike) -> tuple[AnyCorpus, Plan]:
         content: dict[str, Any] = json.loads(path.read_text())
         changes = [(int(entry["from"]), dict(entry["changes"])) for entry in content["plans"]]
         identities = [(dict(e["identity"]), e["fingerprint"]) for e in content["plans"]]
-        tokens, places = content["tokens"], content["corpora"]
-        opened: dict[str, Any] = {}
-        for name, stored in places.items():
-            opened[name] = open_corpus(workdir / stored["directory"], features=stored["features"])
-            if stored["view"]:
-                opened[name] = view_of(opened[name], stored["view"])
-        corpus = opened[""] if [*opened] == [""] else Corpora(opened)
+        tokens, described = content["tokens"], dict(content["corpus"])
+        corpus = make_corpus(described, workdir)
     except InvalidValue:  # the error of a corpus
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise _damage(path, error) from error
     if others := differences(tokens, corpus.identity):
         raise InvalidValue(
-            f"the corpus in {places} is not that of the run: {'; '.join(others)}. Put the corpus "
+            f"the corpus {described} is not that of the run: {'; '.join(others)}. Put the corpus "
             "of the run back there"
         )
     try:
@@ -114,11 +104,7 @@ def describe_changes(changes: Mapping[str, Any]) -> str:
 
 def find_corpora(plan: Plan, examples: np.ndarray) -> np.ndarray:
     """The number of the corpus of each example, whose numbers run over all corpora: int64 [n]."""
-    return np.searchsorted(plan.stages[-1].firsts, examples, side="right") - 1
-
-
-def _absolute(path: epath.PathLike) -> str:
-    return os.path.abspath(path) if is_local(path) else os.fspath(path)
+    return np.searchsorted(plan.stages[-1].members.firsts, examples, side="right") - 1
 
 
 def _damage(path: epath.Path, error: Exception) -> ValueError:

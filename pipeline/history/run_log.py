@@ -1,102 +1,99 @@
 """The log of a run: each step's values, recorded while the device computes the next step."""
 
 import contextlib
-import dataclasses
-import json
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, get_args
 
 import jax
 import numpy as np
 from etils import epath
 
-from pipeline.errors import InvalidState, InvalidValue, NotFinite, name_some, require_one_of
-from pipeline.fs.atomic import as_path, atomic_write
+from pipeline.errors import (
+    InvalidState,
+    InvalidValue,
+    NotFinite,
+    name_some,
+    require_one_of,
+    require_whole,
+)
+from pipeline.fs.atomic import as_path
 from pipeline.history.loss_archive import LossLog
-from pipeline.history.metrics_files import MetricsFiles, Writer
-from pipeline.history.progress import Progress
-from pipeline.history.run_stats import Clock, RunStats, goodput, peak_of
+from pipeline.history.metrics_files import MetricsFiles, Writer, read_past
 from pipeline.planning.planned import PlannedBatch
+from pipeline.steps import hosts
 
 logger = logging.getLogger(__name__)
 
 # The reaction to a step whose loss or gradient is not finite.
 OnNonfinite = Literal["stop", "skip"]
 
+Measure = Callable[[int, PlannedBatch, Mapping[str, float]], Mapping[str, float]]
+
 
 class RunLog:
-    """Records the steps of a run: lines, TensorBoard events, losses, progress, statistics.
+    """Records the steps of a run: a line for each, and the losses of its documents.
 
-        with RunLog(workdir, first, steps, state=state) as log:
+        with RunLog(workdir, first) as log:
             for step in range(first, steps):
-                with log.clock("wait"):
-                    batch = next(loader)
-                with log.clock("train"):
-                    params, values = train_step(params, batch)
+                params, values = train_step(params, next(loader))
                 log.add(step, loader.planned, values)
-            state = log.save()  # for the checkpoint
-            log.write_summary(steps)
+                if (step + 1) % save_every == 0:
+                    log.save()  # before the checkpoint
 
-    It touches files only inside the `with` block; `clock` and `stats` work before it. On several
-    hosts, all make the log, and process 0 writes. A run that resumes removes the lines and events
-    of the steps from `first` on, runs them again, and calls `writers` again.
+    It touches files only inside the `with` block. On several hosts, all make the log, and process 0
+    writes. A run that resumes removes the lines of the steps from `first` on, runs them again, and
+    calls `writers` again.
 
     Args:
-        workdir: the directory of `metrics.jsonl`, `losses/`, `summary.json` and, if tensorboardX is
-            installed, `tensorboard/`; made if missing.
+        workdir: the directory of `metrics.jsonl` and `losses/`; made if missing.
         first: the step that the run resumes from, or 0.
-        steps: the number of steps of the run.
-        state: the result of `save` in the checkpoint that the run resumes from; default: none.
-        peak_flops: FLOP/s of one device; 0: those in a table of devices, if it has this one.
         on_nonfinite: "stop" or "skip", for a step whose `finite` is false.
         writers: functions of a step and a dict of numbers, for trackers such as W&B, called on
             process 0 for each line with its numbers by name. Default: none.
+        measure: a function of a step, its planned batch and its values as numbers, called when the
+            step is done; it returns more numbers for the line. Default: none.
 
     Attributes:
-        clock: `with log.clock("wait"): …` counts seconds of a phase. "train" is for steps, "wait"
-            for their batches; others may have any name.
-        stats: counts over all starts of the run.
+        evaluations: the values that `evaluate` recorded, by step, also of earlier starts; the same
+            on every host.
+        lost: the sum of `seconds` in the lines that were removed, if they have it.
     """
 
     def __init__(
         self,
         workdir: epath.PathLike,
-        first: int,
-        steps: int,
+        first: int = 0,
         *,
-        state: Mapping[str, Any] | None = None,
-        peak_flops: float = 0.0,
         on_nonfinite: OnNonfinite = "stop",
         writers: Iterable[Writer] = (),
+        measure: Measure = lambda step, planned, values: {},
     ):
         require_one_of("on_nonfinite", on_nonfinite, get_args(OnNonfinite))
-        if strange := set(state or {}) - set(RunStats.__dataclass_fields__):
-            raise InvalidValue(f"state has {', '.join(sorted(strange))}; give the result of `save`")
-        self.stats = RunStats(**(state or {}))
-        self.clock = Clock(self.stats.seconds)
-        self._workdir, self._first, self._steps = as_path(workdir), first, steps
+        self.evaluations: dict[int, dict[str, float | None]] = {}
+        self.lost = 0.0
+        self._workdir, self._first = as_path(workdir), require_whole("first", first, 0)
         self._leads = jax.process_index() == 0
-        peak = peak_flops or peak_of(jax.devices()[0].device_kind)
-        self._peak = peak * jax.device_count()
-        self._stops, self._writers = on_nonfinite == "stop", [*writers]
-        self._last: tuple[int, PlannedBatch, Mapping[str, Any], float | None] | None = None
+        self._stops, self._writers, self._measure = on_nonfinite == "stop", [*writers], measure
+        self._last: tuple[int, PlannedBatch, Mapping[str, Any]] | None = None
         self._stack: contextlib.ExitStack | None = None
 
     def __enter__(self) -> "RunLog":
         with contextlib.ExitStack() as stack:
-            if self._leads:
-                self._losses = LossLog(self._workdir, self._first)
-                evaluated = self.stats.evaluations
-                self._files = MetricsFiles(self._workdir, self._first, evaluated, self._writers)
-                stack.callback(self._files.close)
-                stack.callback(self._losses.flush)
-                self.clock.add("lost", self._files.lost)
-                self._progress = Progress(self._steps, self._first)
-            self._before = self.clock.seconds()
+            # Process 0 leaves the evaluations of the past as they are, so all read the same.
+            hosts.main_process_first("opening the log", lambda: self._open(stack))
             self._stack = stack.pop_all()
         return self
+
+    def _open(self, stack: contextlib.ExitStack) -> None:
+        past = read_past(self._workdir, self._first)
+        self.evaluations, self.lost = past.evaluations, past.lost
+        if self._leads:
+            self._losses = LossLog(self._workdir, self._first)
+            self._files = MetricsFiles(self._workdir, past.lines, self._writers)
+            stack.callback(self._files.close)
+            stack.callback(self._losses.flush)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         assert self._stack is not None, "entered"
@@ -104,20 +101,12 @@ class RunLog:
             if kind is None:
                 self.flush()
 
-    def add(
-        self,
-        step: int,
-        planned: PlannedBatch,
-        values: Mapping[str, Any],
-        *,
-        flops: float | None = None,
-    ) -> None:
+    def add(self, step: int, planned: PlannedBatch, values: Mapping[str, Any]) -> None:
         """Takes a step that the device has begun; records the step before it, which is ready.
 
         `values` are scalars, on devices or not, for the line of the step. They include `loss`. The
         bool `finite` is False if the step did not change the parameters; by default, if the loss is
-        not finite. `segments`, from `sum_segments`, becomes the losses of documents. `flops` are
-        the operations of the model's mathematics for the batch, for `flop_utilisation`.
+        not finite. `segments`, from `sum_segments`, becomes the losses of documents.
 
         Raises:
             FloatingPointError: the step before was not finite, and `on_nonfinite` is "stop"; the
@@ -125,7 +114,7 @@ class RunLog:
         """
         self.flush()
         _check_values(values)
-        self._last = step, planned, values, flops
+        self._last = step, planned, values
 
     def flush(self) -> None:
         """Waits for the last step and records it; raises like `add`."""
@@ -165,48 +154,27 @@ class RunLog:
         if text_bytes:
             values["bits_per_byte"] = total / math.log(2) / text_bytes
         finite = {name: each if math.isfinite(each) else None for name, each in values.items()}
-        self.stats.evaluations[str(step)] = finite
+        self.evaluations[step] = finite
         text = ", ".join(f"{name} {each:.4f}" for name, each in finite.items() if each is not None)
         logger.info(f"step {step:,}: {text or 'not finite'}")
         self.write({"step": step, **finite})
 
-    def save(self) -> dict[str, Any]:
-        """Saves the log beyond this process; returns the state for a checkpoint, as JSON."""
+    def save(self) -> None:
+        """Saves everything added so far beyond the life of this process."""
         self.flush()
-        with self.clock("save"):
-            if self._leads:
-                self._losses.flush()
-                self._files.flush()
-        self.stats.seconds = self.clock.seconds()
-        return dataclasses.asdict(self.stats)
-
-    def write_summary(self, steps: int) -> None:
-        """Logs the summary of the run after some steps, and writes it to `summary.json`."""
-        if self._last is not None:
-            self.flush()
-        self.stats.seconds = self.clock.seconds()
-        text = json.dumps(self.stats.summary(steps), indent=1)
         if self._leads:
-            with atomic_write(self._workdir / "summary.json") as file:
-                file.write(f"{text}\n".encode())
-        logger.info("%s", text)
+            self._losses.flush()
+            self._files.flush()
 
-    def _record(
-        self, step: int, planned: PlannedBatch, values: Mapping[str, Any], flops: float | None
-    ) -> None:
-        with self.clock("train"):
-            arrays = jax.device_get(dict(values))
+    def _record(self, step: int, planned: PlannedBatch, values: Mapping[str, Any]) -> None:
+        arrays = jax.device_get(dict(values))
         sums = arrays.pop("segments", None)
         if sums is not None and self._leads:
             self._losses.add(step, planned, sums)
         numbers = {name: np.asarray(each).item() for name, each in arrays.items()}
-        before, self._before = self._before, self.clock.seconds()
-        passed = {name: self._before[name] - before.get(name, 0.0) for name in self._before}
-        waited = passed.get("wait", 0.0)
-        seconds = max(passed["train"] + waited, 1e-9)
-        if not numbers.pop("finite", math.isfinite(numbers["loss"])):
+        finite = bool(numbers.pop("finite", math.isfinite(numbers["loss"])))
+        if not finite:
             self._handle_nonfinite(step, planned, numbers)
-        self.stats.add(planned)
         line: dict[str, Any] = {
             "step": step,
             "epoch": planned.epoch,
@@ -216,16 +184,8 @@ class RunLog:
             "positions": planned.bucket.positions,
             "padding": 1 - planned.num_tokens / planned.bucket.positions,
             "batch": planned.digest,
-            # Mostly for the next batch, for which the host waits while this step is computed.
-            "waited": waited,
-            "seconds": seconds,
-            "tokens_per_second": planned.num_tokens / seconds,
-            "goodput": goodput(self._before),
+            **self._measure(step, planned, {**numbers, "finite": finite}),
         }
-        if self._peak and flops is not None:
-            self.stats.flops += flops
-            self.stats.capacity += self._peak * seconds
-            line["flop_utilisation"] = flops / seconds / self._peak
         if clash := line.keys() & numbers.keys():
             raise InvalidValue(
                 f"values has {', '.join(sorted(clash))}, which the line has already; rename yours"
@@ -233,9 +193,6 @@ class RunLog:
         line |= {name: each if math.isfinite(each) else None for name, each in numbers.items()}
         if self._leads:
             self._files.write(line)
-            shown = f"loss {numbers['loss']:.3f} · {planned.bucket}"
-            shown += f" · padding {self.stats.padding:.2%}"
-            self._progress.update(step + 1, planned.num_tokens, waited, shown)
 
     def _handle_nonfinite(self, step: int, planned: PlannedBatch, values: dict[str, float]) -> None:
         norm = f" and gradient norm {values['gradient_norm']}" if "gradient_norm" in values else ""
@@ -249,7 +206,6 @@ class RunLog:
                 "batch, or with --config.on_nonfinite=skip to continue without such updates; in "
                 "your own loop, skip the step, or give on_nonfinite='skip'"
             )
-        self.stats.skipped += 1
         logger.warning("no update: %s", text)
 
 

@@ -15,6 +15,7 @@ from pipeline.fields import (
     targets_ahead,
 )
 from pipeline.loading.batches import Batch, Batches
+from pipeline.loading.dynamic_context import DynamicContext
 from pipeline.loading.loader import Loader, load
 from pipeline.loading.sharding import batch_sharding, multiples, to_global
 from pipeline.loading.state import StateKey
@@ -22,6 +23,7 @@ from pipeline.loading.state import StateKey
 __all__ = [
     "Batch",
     "Batches",
+    "DynamicContext",
     "Loader",
     "StateKey",
     "attention_mask",

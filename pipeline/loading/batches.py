@@ -5,6 +5,7 @@ import inspect
 import operator
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypedDict, TypeVar, overload
 
 import grain
@@ -20,7 +21,14 @@ from pipeline.errors import (
     require_whole,
 )
 from pipeline.loading.ahead import ReadAhead
-from pipeline.loading.collate import POSITIONS, Positions, collate, collate_examples
+from pipeline.loading.collate import (
+    POSITIONS,
+    Positions,
+    collate,
+    collate_examples,
+    find_offsets,
+)
+from pipeline.loading.dynamic_context import DynamicContext
 from pipeline.loading.iteration import StepDataset
 from pipeline.loading.sharding import (
     CONTEXT_ORDERS,
@@ -29,6 +37,7 @@ from pipeline.loading.sharding import (
     batch_sharding,
     block_of_sharding,
     field_specs,
+    sharding_of,
     slice_of_process,
 )
 from pipeline.loading.state import StateKey
@@ -36,7 +45,7 @@ from pipeline.planning.bucket import Bucket
 from pipeline.planning.identity import fingerprint_of
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
-from pipeline.text.features import EXAMPLE_ID, Feature, require_known
+from pipeline.text.features import EXAMPLE_ID, OFFSETS, Feature, require_known
 
 if TYPE_CHECKING:
     import jax
@@ -74,6 +83,13 @@ class Batch(TypedDict, Generic[Array]):
         visible_until: for groups, the first later column that no longer sees this one.
         inputs_branch_ids: for groups, the continuation of each position, counted from 1 over all
             groups of a row; 0 in prefixes.
+        inputs_columns: with another `context_order` than "contiguous", where rows are divided: for
+            each column, the column of the planned row that it holds, the same in all rows. Other
+            sides have theirs, such as `targets_columns`.
+        inputs_segment_offsets: if `features=` names it, `[rows, segments + 1]`, the column of the
+            planned row where each segment begins, and from the last one on the column where that
+            ends. Every side has such a field, as `targets_segment_offsets`; attention kernels take
+            it.
         example_id: if `features=` names it, `[rows, segments]`, the number of the example of each
             segment in the corpus, of a view of a split in the corpus that was split; -1 without a
             segment.
@@ -96,6 +112,10 @@ class Batch(TypedDict, Generic[Array]):
     targets_positions: Array
     visible_until: Array
     inputs_branch_ids: Array
+    inputs_columns: Array
+    targets_columns: Array
+    inputs_segment_offsets: Array
+    targets_segment_offsets: Array
     example_id: Array
 
 
@@ -126,12 +146,13 @@ class Batches(StepDataset):
             `PlannedBatch`, of the rows of all hosts.
         context_order: the order of the columns of a row whose length `sharding` divides:
             "contiguous" (default), or "zigzag" or "striped", with which the parts of a row cost
-            about the same in causal attention. All fields of positions have the same order.
+            about the same in causal attention. All fields of positions have the same order, and
+            `inputs_columns` tells it.
         features: as for `pipeline.load`; no others are read.
 
     Attributes:
-        sharding: the `NamedSharding` of global batches; None: they are on one device. A pickled
-            copy, such as that of a worker, has none.
+        sharding: the `NamedSharding` of global batches, or the `DynamicContext`; None: they are on
+            one device. A pickled copy, such as that of a worker, has none.
         blocks: by bucket, the `Block` of each side that this process builds.
         features: the `Feature`s of the batches by name, in the order of their fields.
         ahead: the `ReadAhead` of caches.
@@ -150,7 +171,7 @@ class Batches(StepDataset):
         corpus: AnyCorpus,
         plan: Plan,
         *,
-        sharding: "jax.sharding.Mesh | jax.sharding.NamedSharding | None" = None,
+        sharding: "jax.sharding.Mesh | jax.sharding.NamedSharding | DynamicContext | None" = None,
         process_index: int = 0,
         process_count: int = 1,
         positions: Positions = "continue",
@@ -172,10 +193,11 @@ class Batches(StepDataset):
                 f"the plan has the sides {', '.join(planned)}, and the corpus has "
                 f"{', '.join(corpus.side_names)}; make the plan from this corpus"
             )
-        if len({*plan.counts}) > 1 and not isinstance(corpus, Corpora):
+        if len({*plan.examples_per_stage}) > 1 and not isinstance(corpus, Corpora):
             raise InvalidValue(
-                f"the plan begins with {plan.counts[0]:,} examples, and others join later; give "
-                "Corpora({'first': corpus, 'new': …}), so that a state can tell them apart"
+                f"the plan begins with {plan.examples_per_stage[0]:,} examples, and others join "
+                "later; give Corpora({'first': corpus, 'new': …}), so that a state can tell them "
+                "apart"
             )
         require_one_of("positions", positions, POSITIONS)
         require_one_of("context_order", context_order, CONTEXT_ORDERS)
@@ -185,9 +207,13 @@ class Batches(StepDataset):
                 "columns in order; use 'contiguous'"
             )
         self.features = _choose_features(corpus, features)
+        # Their sides, by name of the field.
+        sides = {f"{side}{OFFSETS}": number for number, side in enumerate(corpus.side_names)}
+        self._offsets = {name: side for name, side in sides.items() if name in self.features}
         of_examples = [n for n, each in self.features.items() if each.per_example]
         cuts = any(stage.options.packing == "fill" for stage in plan.stages)
-        if cuts and (uncut := [name for name in of_examples if name != EXAMPLE_ID]):
+        of_pieces = {EXAMPLE_ID, *self._offsets}
+        if cuts and (uncut := [name for name in of_examples if name not in of_pieces]):
             raise InvalidValue(
                 f"packing is 'fill', which cuts examples, but {uncut[0]!r} is a feature of whole "
                 "examples; plan with packing='best_fit', or omit it from features="
@@ -222,11 +248,17 @@ class Batches(StepDataset):
             bucket: tuple(
                 slice_of_process(side.shape, process_index, process_count)
                 if self.sharding is None
-                else block_of_sharding(self.sharding, side.shape, context_order)
+                else block_of_sharding(
+                    sharding_of(self.sharding, bucket.rows), side.shape, context_order
+                )
                 for side in bucket.sides
             )
             for bucket in plan.buckets
         }
+        firsts = {
+            Fraction(int(block.rows[0]), bucket.rows) for bucket, (block, *_) in self.blocks.items()
+        }
+        self.share = int(firsts.pop() * (1 << 32)) if len(firsts) == 1 else None
 
     def __repr__(self) -> str:
         buckets = ", ".join(map(str, self.plan.buckets))
@@ -288,7 +320,7 @@ class Batches(StepDataset):
         """See `Loader.specs`; without a `sharding`, batches are on the first local device."""
         sharding = batch_sharding(self.sharding)
         return {
-            bucket: field_specs(fields, sharding, bucket, self.features)
+            bucket: field_specs(fields, sharding_of(sharding, bucket.rows), bucket, self.features)
             for bucket, fields in self._empty_batches().items()
         }
 
@@ -338,7 +370,10 @@ class Batches(StepDataset):
         if self._room:
             room = {of: columns[planned.bucket] for of, columns in self._room.items()}
             mine = {name: each for name, each in self.features.items() if each.per_example}
+            mine = {name: each for name, each in mine.items() if name not in self._offsets}
             batch |= collate_examples(self.corpus, planned, rows, room, mine)
+        for name, side in self._offsets.items():
+            batch[name] = find_offsets(planned, side, rows, room["example"])
         batch |= {name: batch.pop(name) for name in self.features}  # features come last
         return batch
 
@@ -361,7 +396,9 @@ def _choose_features(corpus: AnyCorpus, names: Iterable[str] | None) -> dict[str
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise InvalidType(f"features is {names!r}; give a list of names, or () for none")
     names = list(names)
-    require_known(names, corpus.features)
+    made = [EXAMPLE_ID, *(f"{side}{OFFSETS}" for side in corpus.side_names)]
+    known = {**corpus.features, **{name: Feature("example", dtype=np.int32) for name in made}}
+    require_known(names, known)
     last = np.array([len(corpus) - 1] * bool(len(corpus)), np.int64)
     most = int(corpus.find_unsplit(last)[0].max(initial=-1)) + 1
     if EXAMPLE_ID in names and most > np.iinfo(np.int32).max:
@@ -369,7 +406,6 @@ def _choose_features(corpus: AnyCorpus, names: Iterable[str] | None) -> dict[str
             f"the corpus has {most:,} examples, too many for {EXAMPLE_ID}, which is int32; "
             "omit it from features="
         )
-    known = {**corpus.features, EXAMPLE_ID: Feature("example", dtype=np.int32)}
     return {name: known[name] for name in names}
 
 

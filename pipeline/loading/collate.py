@@ -7,7 +7,8 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from pipeline.corpus.interface import AnyCorpus, Readable
+from pipeline.corpus.interface import AnyCorpus
+from pipeline.corpus.side import Side
 from pipeline.loading.sharding import Block
 from pipeline.planning.layout import count_before, ranges
 from pipeline.planning.planned import PlannedBatch
@@ -37,12 +38,12 @@ def collate(
 
     `blocks` are the parts to build, one for each side; `features` are names of features of
     positions. The result has the fields of `collate_side` for each side, but `loss_weights` only of
-    the side that carries the loss, last.
+    the side that carries the loss, last; and the columns of a side whose block has an order.
     """
     batch, loss = dict[str, np.ndarray](), dict[str, np.ndarray]()
-    for number, (side, block) in enumerate(zip(corpus.sides, blocks, strict=True)):
+    for number, (name, block) in enumerate(zip(corpus.sides, blocks, strict=True)):
+        side = corpus.sides[name]
         own = [feature for feature in features if feature in side.features]
-        name = corpus.side_names[number]
         aims = {feature: to for feature in own if (to := side.features[feature].to)}
         pointers = {feature: corpus.side_names.index(to) for feature, to in aims.items()}
         whole = block
@@ -52,12 +53,13 @@ def collate(
         fields = collate_side(side, planned, number, whole, positions, own, pointers, name)
         if block.order is not None:
             taken = block.order[slice(*block.columns)]
-            fields = {name: values[:, taken] for name, values in fields.items()}
+            fields = {field: values[:, taken] for field, values in fields.items()}
+            fields[f"{name}_columns"] = np.tile(taken.astype(INT), (len(block.rows), 1))
         for feature, aim in pointers.items():
             if (order := blocks[aim].order) is not None:
                 places = np.append(np.argsort(order), NOWHERE).astype(INT)  # -1 is the last one
                 fields[feature] = places[fields[feature]]
-        if number == corpus.loss_side:
+        if name == corpus.loss:
             loss["loss_weights"] = fields.pop("loss_weights")
         fields.pop("loss_weights", None)
         batch |= fields
@@ -65,7 +67,7 @@ def collate(
 
 
 def collate_side(
-    side: Readable,
+    side: Side,
     planned: PlannedBatch,
     number: int,
     block: Block,
@@ -177,8 +179,28 @@ def collate_examples(
     return fields
 
 
+def find_offsets(planned: PlannedBatch, number: int, rows: np.ndarray, most: int) -> np.ndarray:
+    """Where the segments of some rows of a planned batch begin on a side: int32 [n, most + 1].
+
+    Column `s - 1` has the first column of the row that the segment with id `s` takes. From the last
+    segment on, columns have the end of that segment, so that unused places have length 0. With
+    `most=3`, rows with segments of 3 and 2 positions, of 4, and of none have
+
+        [[0, 3, 5, 5], [0, 4, 4, 4], [0, 0, 0, 0]]
+
+    `number` is that of the side; `rows` are ascending, int64 [n]; `most` is at least the number of
+    segments of each. If the plan aligns segments, padding may precede the next offset.
+    """
+    segments = _in_rows(planned, number, rows, "continue")
+    ends = np.zeros(len(rows), INT)
+    np.maximum.at(ends, segments.row, segments.end.astype(INT))
+    offsets = ends[:, None].repeat(most + 1, axis=1)
+    offsets[segments.row, segments.ids - 1] = segments.column
+    return offsets
+
+
 def _lay_out_nodes(
-    corpus: Readable, segments: "_Segments", reach: np.ndarray, left: int
+    corpus: Side, segments: "_Segments", reach: np.ndarray, left: int
 ) -> dict[str, np.ndarray]:
     """The fields of groups, flat, of segments that take `reach` columns each, from `left` on.
 

@@ -37,7 +37,9 @@ class Exchange:
 
         try:  # as orbax does; JAX has no other way to the store
             from jax._src import distributed
-        except ImportError as error:
+
+            store = distributed.global_state.client
+        except (ImportError, AttributeError) as error:
             raise NotInstalled(
                 f"JAX {jax.__version__} keeps its key-value store elsewhere than in jax._src."
                 "distributed, by which hosts tell one another small values; use JAX 0.10 to 0.12"
@@ -45,7 +47,7 @@ class Exchange:
 
         every = range(jax.process_count()) if processes is None else processes
         self._processes, self._seconds, self._round = sorted(every), seconds, 0
-        self._me, self._store = jax.process_index(), cast(Any, distributed.global_state.client)
+        self._me, self._store = jax.process_index(), cast(Any, store)
         group = fingerprint_of(self._processes)
         self._place = f"pipeline/exchange/{group}/{_made[group]}"
         _made[group] += 1

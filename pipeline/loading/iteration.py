@@ -11,15 +11,37 @@ import functools
 import operator
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import grain
 from absl import flags
 
-from pipeline.errors import InvalidState, InvalidType, InvalidValue
+from pipeline.errors import InvalidState, InvalidType, InvalidValue, NotInstalled
 from pipeline.loading.prefetch import Prefetch
+from pipeline.loading.reports import Failure, Reports
 from pipeline.loading.state import StateKey
+
+# Grain has no public names for these. `_default_seed` is read here; the others are overridden.
+PRIVATE = {
+    grain.MapDataset: ("_default_seed", "_element_spec"),
+    grain.IterDataset: ("_element_spec",),
+    grain.DatasetIterator: ("_get_next_index", "_set_next_index"),
+}
+
+
+def require_names(owners: Mapping[type, tuple[str, ...]]) -> None:
+    """Raises an ImportError that says what is missing, if a class lacks a name."""
+    for owner, names in owners.items():
+        for name in names:
+            if not hasattr(owner, name):
+                raise NotInstalled(
+                    f"this version of Grain has no {owner.__name__}.{name}, on which batches as "
+                    "data sets of Grain depend; install grain 0.2.18, with which this was tested"
+                )
+
+
+require_names(PRIVATE)
 
 # Building a batch from memory takes about a millisecond, in many short calls of NumPy, each of
 # which takes the interpreter's lock. On two cores, one thread is a tenth to a quarter faster than
@@ -33,9 +55,32 @@ def _keep_state(transform: Callable[..., grain.MapDataset]) -> Callable[..., "St
 
     @functools.wraps(transform)
     def keep(steps: "StepDataset", *arguments: Any, **options: Any) -> "StepDataset":
-        return StepDataset(steps.origin, transform(steps, *arguments, **options))
+        return steps._follow(transform(steps, *arguments, **options))
 
     return keep
+
+
+def _call(function: Callable, share: int, *arguments: Any) -> Any:
+    """`function(*arguments)`, whose last argument is a generator of random numbers if `share`."""
+    if share:
+        # Grain sets the last two of the four words of the counter, and drawing adds to the first.
+        arguments[-1].bit_generator.advance(share << 64)
+    try:
+        return function(*arguments)
+    except (StopIteration, StopAsyncIteration) as error:
+        raise InvalidState(
+            f"a function of the data set raised {error!r}, which would end it; raise a ValueError "
+            "to report what is wrong"
+        ) from error
+
+
+def _wrap(transform: Any, kind: type, name: str, share: int = 0) -> Any:
+    """A transformation of Grain, or a function, that `_call` calls."""
+    function = getattr(transform, name) if isinstance(transform, kind) else transform
+    calling: Any = functools.partial(_call, function, share)
+    if hasattr(transform, "output_spec"):  # what Grain asks of it
+        calling.output_spec = transform.output_spec
+    return calling
 
 
 class StepDataset(grain.MapDataset):
@@ -44,14 +89,26 @@ class StepDataset(grain.MapDataset):
     Args:
         origin: the key of the states of iterators.
         inside: the result of the transformation; none in a subclass with its own elements.
+
+    Attributes:
+        share: the place of this process's rows in a batch, in units of 2**-32, by which its random
+            numbers differ from those of other processes; None: it depends on the bucket.
     """
+
+    share: int | None = 0
 
     def __init__(self, origin: StateKey, *inside: grain.MapDataset):
         super().__init__(inside)
         self.origin = origin
 
+    def _follow(self, inside: grain.MapDataset, **changes: Any) -> "StepDataset":
+        """The steps after a transformation; `changes` are of the origin."""
+        steps = StepDataset(self.origin._replace(**changes), inside)
+        steps.share = self.share
+        return steps
+
     def __len__(self) -> int:
-        return len(self._parent)
+        return len(self.parents[0])
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
@@ -73,21 +130,25 @@ class StepDataset(grain.MapDataset):
             ) from error
 
     def _make(self, step: Any) -> Any:
-        return self._parent[step]
+        return self.parents[0][step]
 
     def __str__(self) -> str:
-        return f"Steps({self._parent})"
+        return f"Steps({self.parents[0]})"
 
     @property
     def _element_spec(self) -> Any:
-        return grain.experimental.get_element_spec(self._parent)
+        return grain.experimental.get_element_spec(self.parents[0])
 
     # Their index is the step; one that is filtered out still counts as a step.
     map = _keep_state(grain.MapDataset.map)
     map_with_index = _keep_state(grain.MapDataset.map_with_index)
-    random_map = _keep_state(grain.MapDataset.random_map)
     filter = _keep_state(grain.MapDataset.filter)
     seed = _keep_state(grain.MapDataset.seed)
+
+    def random_map(self, transform: Any, *, seed: int | None = None) -> "StepDataset":
+        """See `grain.MapDataset.random_map`; each process has random numbers of its own."""
+        transform = _wrap(transform, grain.transforms.RandomMap, "random_map", require_share(self))
+        return self._follow(super().random_map(transform, seed=seed))
 
     def slice(self, sl: slice) -> "StepDataset":
         """See `grain.MapDataset.slice`; the state counts the steps of the slice."""
@@ -137,23 +198,80 @@ class StepDataset(grain.MapDataset):
 
     def _reorder(self, inside: grain.MapDataset, order: str) -> "StepDataset":
         """The result of a transformation whose index is no step of the plan."""
-        return StepDataset(self.origin._replace(order=(*self.origin.order, order)), inside)
+        return self._follow(inside, order=(*self.origin.order, order))
 
 
-class StepIterDataset(grain.IterDataset):
+def require_share(steps: StepDataset) -> int:
+    """The share of the steps, if it is the same in all buckets."""
+    if steps.share is None:
+        raise InvalidValue(
+            "random_map gives each process random numbers of its own, but a row spans processes in "
+            "some buckets and not in others; draw them in the training step, from a key and the "
+            "numbers of rows"
+        )
+    return steps.share
+
+
+class Transformed(grain.IterDataset):
+    """An iterable data set, such as the result of one of its transformations.
+
+    Its functions cannot end it by a `StopIteration`, and random numbers differ between processes.
+
+    Args:
+        steps: the steps that it began with.
+        inside: the data set of Grain that makes its elements.
+    """
+
+    def __init__(self, steps: StepDataset, inside: Any):
+        super().__init__(inside)
+        self.steps = steps
+
+    def __iter__(self) -> grain.DatasetIterator:
+        return iter(self.parents[0])
+
+    @property
+    def _element_spec(self) -> Any:
+        return grain.experimental.get_element_spec(self.parents[0])
+
+    def __str__(self) -> str:
+        return str(self.parents[0])
+
+    def map(self, transform: Any) -> "Transformed":
+        """See `grain.IterDataset.map`."""
+        wrapped = _wrap(transform, grain.transforms.Map, "map")
+        return Transformed(self.steps, super().map(wrapped))
+
+    def map_with_index(self, transform: Any) -> "Transformed":
+        """See `grain.IterDataset.map_with_index`."""
+        wrapped = _wrap(transform, grain.transforms.MapWithIndex, "map_with_index")
+        return Transformed(self.steps, super().map_with_index(wrapped))
+
+    def filter(self, transform: Any) -> "Transformed":
+        """See `grain.IterDataset.filter`."""
+        wrapped = _wrap(transform, grain.transforms.Filter, "filter")
+        return Transformed(self.steps, super().filter(wrapped))
+
+    def random_map(self, transform: Any, *, seed: int | None = None) -> "Transformed":
+        """See `grain.IterDataset.random_map`; each process has random numbers of its own."""
+        share = require_share(self.steps)
+        wrapped = _wrap(transform, grain.transforms.RandomMap, "random_map", share)
+        return Transformed(self.steps, super().random_map(wrapped, seed=seed))
+
+    def seed(self, seed: int) -> "Transformed":
+        """See `grain.IterDataset.seed`."""
+        return Transformed(self.steps, super().seed(seed))
+
+
+class StepIterDataset(Transformed):
     """The elements of a `StepDataset` in order, made ahead in threads or in worker processes."""
 
     read_options: Any  # `grain.ReadOptions`, whose types name a class that cannot be made
 
     def __init__(self, steps: StepDataset, read_options: grain.ReadOptions, allow_nones: bool):
         # Grain looks at this parent to measure elements; it is not iterated over.
-        super().__init__(grain.MapDataset.to_iter_dataset(steps, read_options))
-        self.steps, self.read_options, self._allow_nones = steps, read_options, allow_nones
+        super().__init__(steps, grain.MapDataset.to_iter_dataset(steps, read_options))
+        self.read_options, self._allow_nones = read_options, allow_nones
         self._workers: tuple | None = None  # options and worker_init_fn of mp_prefetch
-
-    @property
-    def _element_spec(self) -> Any:
-        return grain.experimental.get_element_spec(self._parent)
 
     def mp_prefetch(
         self,
@@ -209,11 +327,13 @@ class _Workers:
                     "mp_prefetch reads Grain's flags, which this program has not parsed; run it "
                     "with absl.app.run(main), or call absl.flags.FLAGS.mark_as_parsed() first"
                 )
-            steps = grain.MapDataset.slice(self._steps, slice(step, None))
+            steps = grain.MapDataset.slice(Reports(self._steps), slice(step, None))
             elements = steps.to_iter_dataset(self._options, allow_nones=True)
             self._elements, self._next = iter(elements.mp_prefetch(*self._workers)), step
         try:
             element = next(self._elements)
+            if isinstance(element, Failure):
+                element.throw()
         except BaseException:
             self.close()  # another try begins with this step
             raise

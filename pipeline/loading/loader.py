@@ -22,9 +22,18 @@ from pipeline.errors import (
 from pipeline.loading.ahead import ReadAhead
 from pipeline.loading.batches import A_CORPUS, Batch, Batches, Transform, phase
 from pipeline.loading.collate import Positions
+from pipeline.loading.dynamic_context import DynamicContext
 from pipeline.loading.iteration import StepIterator
 from pipeline.loading.prefetch import Prefetch
-from pipeline.loading.sharding import ContextOrder, batch_sharding, multiples, place
+from pipeline.loading.sharding import (
+    ContextOrder,
+    batch_sharding,
+    field_specs,
+    multiples,
+    place,
+    require_specs,
+    sharding_of,
+)
 from pipeline.planning.bucket import Bucket, as_buckets
 from pipeline.planning.figures import warn_of_overflow
 from pipeline.planning.fit import fit_buckets
@@ -77,7 +86,8 @@ class Loader(StepIterator):
 
     Args:
         batches: the batches to load; their `sharding` is that of the arrays. Without one, all
-            arrays are on the first local device.
+            arrays are on the first local device, and not committed to it, like those that
+            `jax.numpy` makes: a function of `jax.jit` takes both in one program.
         prefetch: the number of batches kept ready on the devices.
         num_threads: as for `load`.
         timeout_seconds: as for `load`.
@@ -86,7 +96,8 @@ class Loader(StepIterator):
         batches: the `Batches` that it loads.
         plan: the `Plan`: buckets, batches, padding; `print` shows it.
         corpus: the corpus.
-        sharding: the `jax.sharding.NamedSharding` of the arrays, `[rows, length]`.
+        sharding: the `jax.sharding.NamedSharding` of the arrays, `[rows, length]`, or the
+            `DynamicContext`; one device without that of `batches`.
         specs: for each bucket that the plan uses, a dict with a `jax.ShapeDtypeStruct` for each
             field, with its sharding, to compile a step for.
         planned: the `PlannedBatch` (bucket, segments, epoch) of the last batch that `next`
@@ -121,14 +132,17 @@ class Loader(StepIterator):
         self.batches, self.plan, self.corpus = batches, batches.plan, batches.corpus
         self.specs, self.sharding = batches.specs, batch_sharding(batches.sharding)
         # Without `self`, which the thread would keep alive.
-        sharding, features = self.sharding, batches.features
+        specs, sharding, features = self.specs, self.sharding, batches.features
         built: Any = batches.with_plans()
+        commit = batches.sharding is not None
 
         def make(step: int) -> tuple[PlannedBatch, Any]:
             planned, batch = built[step]
             with phase("transfer"):
-                arrays = place(batch, sharding, bucket=planned.bucket, features=features)
-            return planned, arrays
+                on = sharding_of(sharding, planned.bucket.rows)
+                found = field_specs(batch, on, planned.bucket, features)
+                require_specs(found, specs[planned.bucket], f"the batch of step {step:,}")
+                return planned, place(batch, found, commit=commit)
 
         size = prefetch + threads - 1
         ahead = Prefetch(make, size, end=len(batches), threads=threads)
@@ -183,7 +197,7 @@ def load(
     corpus: AnyCorpus | str | os.PathLike,
     *,
     buckets: Iterable[Bucket] | None = None,
-    sharding: "jax.sharding.Mesh | jax.sharding.NamedSharding | None" = None,
+    sharding: "jax.sharding.Mesh | jax.sharding.NamedSharding | DynamicContext | None" = None,
     num_epochs: int | None = None,
     prefetch: int = 2,
     num_threads: int = 1,
@@ -204,7 +218,9 @@ def load(
         buckets: the shapes, as for `Plan`; None: fitted, for which `tokens_per_batch` is needed.
         sharding: the devices that share a batch: a `jax.sharding.Mesh`, whose axes `data` and
             `fsdp` divide rows, and whose axis `context` divides length, if it has them; or a
-            `jax.sharding.NamedSharding` of `[rows, length]`; None: the first local device.
+            `jax.sharding.NamedSharding` of `[rows, length]`; or a `DynamicContext`, which divides
+            the length of a bucket over as many devices as its rows need; None: the first local
+            device.
         num_epochs: passes through the corpus; None: endless.
         prefetch: the number of batches kept ready on the devices (2).
         num_threads: the number of threads that build batches (1). Text is built fastest by one;
@@ -242,7 +258,7 @@ def load(
             f"buckets are given, and also {', '.join(sorted(wrong))} to choose them; give only one "
             "of the two"
         )
-    sharding = batch_sharding(sharding)
+    sharding = None if sharding is None else batch_sharding(sharding)
     if isinstance(corpus, str | os.PathLike):
         corpus = open_corpus(corpus)
     require_type("corpus", corpus, "fingerprint", f"a directory, or {A_CORPUS}")

@@ -3,16 +3,20 @@
 `fit_buckets` chooses the shapes of batches, and `Plan` their contents. Terms, in the order in which
 the modules build on each other:
 
+- members: the corpora of a plan, and which of their examples stay (`lengths`, `members`).
 - piece: an example, or a part of one that is longer than the longest bucket (`pieces`).
 - key: the number of the columns that a piece takes of a row; packing sees only keys (`pieces`).
 - pattern: the keys of the pieces in a row; packing finds patterns (`patterns`, `packing`).
-- layout: pieces divided into windows, each packed separately, and their rows (`layout`).
-- pass: the rows of a layout, window by window, in a seeded order (`stream`).
-- stream: the passes of one corpus under given options, one after another (`stream`).
+- windows: pieces divided into windows, each packed separately (`windows`).
+- flat rows: the segments of rows one after another, in arrays (`layout`).
+- rows: the rows of windows, one after another in a seeded order, once or for ever (`stream`).
+- stream: the rows of one corpus under given options: the rest of an epoch, then whole epochs
+  (`stream`).
 - schedule: the bucket of each step, and the rows it takes from each stream (`schedule`).
-- assembly: the batches of these rows (`assembly`).
-- stage: the options, streams and schedule from a step on (`stage`); `tiers` deal its rows again.
-- change: a further stage. A plan is a list of stages (`changes`, `plan`).
+- assembly: the batches of these rows (`assembly`); `tiers` deal the rows again.
+- stage: the steps from one on, under one set of options (`stage`).
+- change: a further stage, with what was said to make it. A plan is a list of changes (`changes`,
+  `plan`).
 """
 
 from pipeline.planning.bucket import Bucket

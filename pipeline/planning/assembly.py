@@ -3,21 +3,20 @@
 Within a batch, rows are ordered so that devices have about the same work.
 """
 
-import functools
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 
 from pipeline.planning.balance import balance
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.cache import WindowCache
-from pipeline.planning.layout import ranges
+from pipeline.planning.layout import FlatRows
 from pipeline.planning.lengths import weigh
 from pipeline.planning.options import Options
 from pipeline.planning.planned import PlannedBatch
 from pipeline.planning.schedule import Schedule
-from pipeline.planning.stream import Rows, Stream
+from pipeline.planning.stream import Stream
 
 # In a mixture, steps that are read in order are assembled this many at a time. Each step alone
 # would take about four times as long; where steps are read at random, so would all of a block.
@@ -26,131 +25,141 @@ TOGETHER = 32
 # The assembled blocks that are kept: readers are in a few at a time.
 KEPT = 4
 
+# Rows of one shape, and which of them each of some steps has: step -> int64 [rows].
+Division = tuple[FlatRows, Mapping[int, np.ndarray]]
 
-class Assembly:
-    """The batches of a stage."""
+# A batch: its bucket, rows of that shape, which of them it has, and its epoch; see `make_batch`.
+Selection = tuple[Bucket, FlatRows, np.ndarray, int]
 
-    def __init__(self, streams: Sequence[Stream], schedule: Schedule, options: Options):
-        self._streams, self._schedule, self._options = streams, schedule, options
-        self._asked = -1  # the step of the last call of `batch`
-        self._block = range(0)  # the last steps that were looked up
-        self._blocks = WindowCache(KEPT)
 
-    def block(self, step: int) -> range:
-        """The steps around a step between which the plan cannot change: the step alone."""
-        return range(step, step + 1)
+class Batches(Protocol):
+    """The batches of all steps from one on."""
 
     def batch(self, step: int) -> PlannedBatch:
         """The batch of a step."""
-        in_order = 0 <= step - self._asked <= TOGETHER // 2
-        self._asked = step
-        if not self._streams[0].mixed or not in_order:
-            bucket, taken = self._schedule.at(step)
-            rows, shape = self.gather(bucket, taken), self._options.buckets[bucket]
-            epoch = self._schedule.epoch_of(step)
-            return self.make_batch(Selection(step, shape, rows, epoch=epoch))
-        if step not in (steps := self._block):
-            steps = self._block = self._schedule.block_around(step, TOGETHER)
-        return self.make_batch(self._blocks.get(steps, 1, self._assemble, steps)[step])
+        ...
 
-    def _assemble(self, steps: range) -> dict[int, "Selection"]:
-        every = (each for of_bucket in self.select(steps).values() for each in of_bucket)
-        return {each.step: each for each in every}
+    def block(self, step: int) -> range:
+        """The steps around a step between which the plan cannot change."""
+        ...
 
-    def select(self, steps: range) -> dict[int, list["Selection"]]:
-        """The rows of some steps of an epoch, by the number of the bucket, gathered at once."""
-        wanted = {step: self._schedule.at(step) for step in steps}
-        epoch, found = self._schedule.epoch_of(steps.start), {}
-        for bucket in {each for each, _ in wanted.values()}:
-            mine = [step for step, (each, _) in wanted.items() if each == bucket]
-            # Stream, first row, number of rows, batch; the ranges of a stream are adjacent.
-            taken = sorted((*each, n) for n, step in enumerate(mine) for each in wanted[step][1])
+
+class Assembly:
+    """The batches of the rows that a schedule gives to steps."""
+
+    def __init__(
+        self, streams: Sequence[Stream], schedule: Schedule, options: Options, *, mixed: bool
+    ):
+        """`mixed`: whether batches say what each corpus has in them."""
+        self._streams, self._schedule, self._options = streams, schedule, options
+        self._mixed, self._firsts = mixed, [stream.first for stream in streams]
+
+    def block(self, step: int) -> range:
+        """See `Batches`: the step alone."""
+        return range(step, step + 1)
+
+    def batch(self, step: int) -> PlannedBatch:
+        """See `Batches`."""
+        shape, taken = self._schedule.at(step)
+        rows, bucket = self.take(shape, taken), self._options.buckets[shape]
+        return self.make_batch(bucket, rows, np.arange(len(rows)), self._schedule.epoch_of(step))
+
+    def take(self, shape: int, taken: Iterable[tuple[int, int, int]]) -> FlatRows:
+        """The rows of a shape in the ranges `taken`, which are as in `Schedule.at`."""
+        return FlatRows.join(
+            rows
+            for number, first, count in taken
+            for rows in self._streams[number].take(shape, first, count)
+        )
+
+    def divide(self, steps: range) -> dict[int, Division]:
+        """The rows of some steps, by their shape, taken at once."""
+        wanted, found = {step: self._schedule.at(step) for step in steps}, dict[int, Division]()
+        for shape in {shape for shape, _ in wanted.values()}:
+            # Stream, first row, number of rows, step; the ranges of a stream are adjacent.
+            mine = [step for step in steps if wanted[step][0] == shape]
+            taken = sorted((*rows, n) for n, step in enumerate(mine) for rows in wanted[step][1])
             joined: dict[int, tuple[int, int, int]] = {}
             for number, first, count, _ in taken:
                 _, begin, before = joined.get(number, (number, first, 0))
                 joined[number] = number, begin, before + count
-            rows, shape = self.gather(bucket, joined.values()), self._options.buckets[bucket]
             owners = np.repeat([n for *_, n in taken], [count for _, _, count, _ in taken])
             edges = np.bincount(owners).cumsum()[:-1]
             numbers = np.split(owners.argsort(kind="stable"), edges)
-            found[bucket] = [
-                Selection(step, shape, rows, of_step, epoch)
-                for step, of_step in zip(mine, numbers, strict=True)
-            ]
+            of_steps = dict(zip(mine, numbers, strict=True))
+            found[shape] = self.take(shape, joined.values()), of_steps
         return found
 
-    def gather(self, bucket: int, taken: Iterable[tuple[int, int, int]]) -> "Gathered":
-        """The rows of a bucket in the ranges `taken`, which are as in `Schedule.at`."""
-        return Gathered(
-            [
-                (number, rows)
-                for number, first, count in taken
-                for rows in self._streams[number].take(bucket, first, count)
-            ]
-        )
-
-    def make_batch(self, selection: "Selection") -> PlannedBatch:
-        """The batch of some rows."""
-        _, shape, rows, mine, epoch = selection
-        costs = rows.costs if mine is None else rows.costs[mine]
-        order, places = balance(costs, shape.rows)
-        order = order if mine is None else mine[order]
-        times, segments = rows.spans(order)
-        epochs = None
-        if self._streams[0].mixed:
-            epochs = segments[:, 0].copy()
+    def make_batch(
+        self, bucket: Bucket, rows: FlatRows, numbers: np.ndarray, epoch: int
+    ) -> PlannedBatch:
+        """The batch that has the rows `numbers`."""
+        order, places = balance(rows.costs[numbers], bucket.rows)
+        times, segments = rows.pick(numbers[order])
+        epochs = segments[:, 0].copy()
         segments[:, 0] = places.repeat(times)
-        if epochs is None:
-            return PlannedBatch(shape, segments, epoch, align=self._options.align)
-        numbers = rows.streams[order].repeat(times)
-        tokens = np.bincount(numbers, weigh(segments[:, 3:], self._options.costs))
+        if not self._mixed:
+            return PlannedBatch(bucket, segments, epoch, align=self._options.align)
+        owner = np.searchsorted(self._firsts, segments[:, 1], side="right") - 1
+        tokens = np.bincount(owner, weigh(segments[:, 3:], self._options.cost))
         sources = {
             self._streams[number].name: int(count) if count.is_integer() else count
             for number, count in enumerate(tokens.tolist())
             if count
         }
-        return PlannedBatch(shape, segments, epoch, epochs, sources, self._options.align)
+        return PlannedBatch(bucket, segments, epoch, epochs, sources, self._options.align)
 
 
-class Selection(NamedTuple):
-    """The rows of a step."""
+class Blocks:
+    """The batches of an assembly, whose rows are taken for a block of steps at a time.
 
-    step: int
-    shape: Bucket
-    rows: "Gathered"
-    numbers: np.ndarray | None = None  # of those of `rows` that it has; None: all
-    epoch: int = 0
-
-
-class Gathered:
-    """Rows of one bucket, from `parts`: pairs of a stream's number and its rows.
-
-    Attributes:
-        costs: int64 [rows], as `Rows.costs`.
+    A block is `size` consecutive steps of the plan, counted from step 0. Blocks are cut where the
+    schedule begins and where an epoch ends.
     """
 
-    def __init__(self, parts: Sequence[tuple[int, Rows]]):
-        self._parts = parts
-        self.costs = np.concatenate([rows.costs for _, rows in parts])
+    def __init__(self, assembly: Assembly, schedule: Schedule, options: Options, size: int):
+        self._assembly, self._schedule, self._options = assembly, schedule, options
+        self._size, self._block = size, range(0)  # the last block that was looked up
+        self._blocks = WindowCache(KEPT)
 
-    @functools.cached_property
-    def streams(self) -> np.ndarray:
-        """The number of the stream of each row: int64 [rows]."""
-        return np.repeat(
-            [number for number, _ in self._parts], [len(rows) for _, rows in self._parts]
-        )
+    def _around(self, step: int) -> range:
+        if step not in (block := self._block):
+            block = self._block = self._schedule.block_around(step, self._size)
+        return block
 
-    def spans(self, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The number of segments of each of the rows `order`, and their spans; see `Rows.spans`."""
-        if len(self._parts) == 1:  # only these rows need be looked up
-            return self._parts[0][1].spans(order)
-        times, starts, spans = self._every
-        times = times[order]
-        return times, spans[ranges(starts[order], times)]
+    def batch(self, step: int) -> PlannedBatch:
+        """See `Batches`."""
+        if len(steps := self._around(step)) == 1:
+            return self._assembly.batch(step)
+        return self._assembly.make_batch(*self._blocks.get(steps, 1, self._make, steps)[step])
 
-    @functools.cached_property
-    def _every(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The number of segments of each row, its first span, and all spans."""
-        each = zip(*(rows.spans() for _, rows in self._parts), strict=True)
-        times, spans = map(np.concatenate, each)
-        return times, times.cumsum() - times, spans
+    def _make(self, steps: range) -> dict[int, Selection]:
+        """The rows of each of a block of steps."""
+        epoch, found = self._schedule.epoch_of(steps.start), dict[int, Selection]()
+        for shape, division in self._assembly.divide(steps).items():
+            rows, of_steps = self._deal(shape, division, steps.start)
+            bucket = self._options.buckets[shape]
+            found |= {step: (bucket, rows, which, epoch) for step, which in of_steps.items()}
+        return found
+
+    def _deal(self, shape: int, division: Division, first: int) -> Division:
+        """Which rows each of a block of steps has, from step `first` on."""
+        return division
+
+
+class Together(Blocks):
+    """The batches of an assembly, faster if they are read in order."""
+
+    def __init__(self, assembly: Assembly, schedule: Schedule, options: Options):
+        super().__init__(assembly, schedule, options, TOGETHER)
+        self._asked = -1  # the step of the last call of `batch`
+
+    def block(self, step: int) -> range:
+        """See `Batches`."""
+        return self._assembly.block(step)
+
+    def batch(self, step: int) -> PlannedBatch:
+        """See `Batches`."""
+        in_order = 0 <= step - self._asked <= TOGETHER // 2
+        self._asked = step
+        return super().batch(step) if in_order else self._assembly.batch(step)

@@ -54,7 +54,7 @@ class Bucket:
                 f"Bucket.length is {length!r}; lengths of more than two sides have names, as in "
                 'Bucket(rows=16, length={"inputs": 4096, "patches": 8192, "images": 16})'
             )
-        several = tuple(_require_size("length", each) for each in several)
+        several = tuple(_require_size("length", size) for size in several)
         object.__setattr__(self, "length", several[0] if len(several) == 1 else several)
         object.__setattr__(self, "names", names)
 
@@ -91,7 +91,7 @@ class Bucket:
         return self.rows * sum(self.lengths)
 
     @property
-    def order(self) -> tuple[int, ...]:
+    def sort_key(self) -> tuple[int, ...]:
         """The sort key of buckets: by length, then those with more rows first."""
         return (sum(self.lengths), *self.lengths, -self.rows)
 
@@ -138,8 +138,8 @@ def as_buckets(buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
     Buckets of several sides ascend by the sum of their lengths, and the last is the longest on all.
     """
     found = as_shapes(buckets)
-    order = [bucket.order[:-1] for bucket in found]
-    ascending = all(shorter < longer for shorter, longer in itertools.pairwise(order))
+    keys = [bucket.sort_key[:-1] for bucket in found]
+    ascending = all(shorter < longer for shorter, longer in itertools.pairwise(keys))
     longest = tuple(map(max, zip(*(bucket.lengths for bucket in found), strict=True)))
     if not ascending or found[-1].lengths != longest:
         sides = (
@@ -148,7 +148,7 @@ def as_buckets(buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
         ) * (len(longest) > 1)
         again = (
             "; only pipeline.pack takes several of one length, the smaller ones for its last rows"
-        ) * (len({*order}) < len(order))
+        ) * (len({*keys}) < len(keys))
         raise InvalidValue(
             f"buckets are {', '.join(map(str, found))}; they must ascend by length{sides}{again}"
         )
@@ -161,7 +161,7 @@ def as_shapes(buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
     if not isinstance(given, Iterable) or getattr(given, "ndim", 1) == 0:
         given = [given]
     found: tuple[Bucket, ...] = tuple(given)
-    if not all(isinstance(each, Bucket) for each in found):
+    if not all(isinstance(bucket, Bucket) for bucket in found):
         raise InvalidValue(
             f"buckets is {buckets!r}; it must be a list, and every entry must be a "
             "pipeline.Bucket(rows=…, length=…)"

@@ -8,6 +8,7 @@ import numpy as np
 
 from pipeline.errors import counted
 from pipeline.planning.bucket import PAIR, Bucket
+from pipeline.planning.changes import Change
 from pipeline.planning.lengths import weigh
 from pipeline.planning.stage import Stage
 from pipeline.planning.text_table import text_table
@@ -64,32 +65,33 @@ class Counts(NamedTuple):
 def count_steps(stages: Sequence[Stage], first: int, last: int) -> Counts:
     """The numbers of the steps `first` to `last`, for all corpora and buckets of the last stage."""
     options = stages[-1].options
-    costs = options.costs
+    costs = options.cost
     buckets = {bucket: np.zeros(2 + len(costs)) for bucket in options.buckets}
-    tokens, passes = (dict.fromkeys(stages[-1].members, 0.0) for _ in range(2))
+    tokens, passes = (dict.fromkeys(stages[-1].members.corpora, 0.0) for _ in range(2))
     for stage, following in itertools.zip_longest(stages, stages[1:]):
         begin, end = max(first, stage.start), min(last, following.start) if following else last
         if begin >= end:
             continue
-        begun, over = map(stage.schedule.taken, (begin, end))
-        rows, counts = (begun.rows, over.rows), (over.batches - begun.batches).tolist()
+        begun, over = map(stage.schedule.before, (begin, end))
+        counts = (over.batches - begun.batches).tolist()
         of_bucket = np.zeros((len(counts), 1 + len(costs)))  # rows, real positions
         for number, stream in enumerate(stage.streams):
-            for leg in stream.legs:
-                planned = leg.planned
-                most = None if planned.repeats else planned.rows
-                before, after = (np.clip(at[:, number] - leg.start, 0, most) for at in rows)
+            for rows in stream.passes:
+                most = None if rows.repeats else rows.counts
+                before, after = (
+                    np.clip(at.rows[:, number] - rows.start, 0, most) for at in (begun, over)
+                )
                 taken = after - before
-                share = taken / np.maximum(planned.rows, 1)
-                real = planned.layout.real.sum(axis=1) * share[:, None]
+                share = taken / np.maximum(rows.counts, 1)
+                real = rows.windows.real.sum(axis=1) * share[:, None]
                 tokens[stream.name] += float(weigh(real.sum(axis=0), costs))
-                passes[stream.name] += float(taken.sum() / stream.whole.rows.sum())
+                passes[stream.name] += float(taken.sum() / stream.whole.counts.sum())
                 of_bucket += np.column_stack([taken, real])
         for bucket, number, of_rows in zip(stage.options.buckets, counts, of_bucket, strict=True):
             if number:
                 found = buckets.setdefault(bucket, np.zeros(2 + len(costs)))
                 found += np.append(number, of_rows)
-    in_order = sorted(buckets.items(), key=lambda item: item[0].order)
+    in_order = sorted(buckets.items(), key=lambda item: item[0].sort_key)
     return Counts(dict(in_order), tokens, passes, costs)
 
 
@@ -102,40 +104,45 @@ def count_losses(stage: Stage) -> dict[str, int]:
     """
     found = np.zeros(5, np.int64)
     for stream in stage.streams:
-        layout, silent = stream.whole.layout, stream.lengths.num_silent
-        pieces, left_out = layout.pieces, stream.lengths.num_left_out
+        windows, silent = stream.whole.windows, stream.lengths.num_silent
+        pieces, left_out = windows.pieces, stream.lengths.num_left_out
         overlong = len(pieces.overlong)
         dropped = overlong * (stage.options.overflow == "drop")
-        empty = int(layout.counts[0]) - dropped - left_out
+        empty = int(windows.counts[0]) - dropped - left_out
         found += (left_out - silent, silent, empty, overlong, pieces.lost)
     names = ("excluded", "silent", "empty", "overlong", "lost")
     return dict(zip(names, found.tolist(), strict=True))
 
 
-def describe(stages: Sequence[Stage], counts: Counts) -> str:
+def describe(history: Sequence[Change], counts: Counts) -> str:
     """The text of `print(plan)`, from the numbers of an epoch of the last stage."""
-    changes = [_describe_change(*pair) for pair in itertools.pairwise(stages)]
-    return "\n".join([*changes, *_tabulate(stages[-1], counts)])
+    changes = [_describe_change(*pair) for pair in itertools.pairwise(history)]
+    return "\n".join([*changes, *_tabulate(history[-1].stage, counts)])
 
 
-def _describe_change(before: Stage, stage: Stage) -> str:
+def _describe_change(before: Change, change: Change) -> str:
     """A line that says what a stage changes."""
-    names = [name for name in stage.changes if name not in ("examples", "exclude")]
+    stage, keywords = change
+    names = [name for name in keywords if name not in ("examples", "exclude")]
     changed = [", ".join(names)] if names else []
-    if new := stage.num_examples - before.num_examples:
+    if new := stage.members.count - before.stage.members.count:
         changed.append(counted(new, "new example"))
-    if excluded := stage.num_excluded - before.num_excluded:
+    if excluded := _count_excluded(stage) - _count_excluded(before.stage):
         changed.append(f"{counted(excluded, 'more example')} left out")
     return f"from step {stage.start:,} on: {', '.join(changed) or 'the same options'}"
+
+
+def _count_excluded(stage: Stage) -> int:
+    return sum(stream.lengths.num_excluded for stream in stage.streams)
 
 
 def _tabulate(stage: Stage, counts: Counts) -> list[str]:
     """An epoch of a stage: its buckets, its corpora if there are several, and losses."""
     found, options = {}, stage.options
     names, several = options.names, options.vectors
-    for bucket, each in counts.buckets.items():
-        positions = each[0] * bucket.rows * np.array(bucket.lengths)
-        found[str(bucket)] = np.append(each, positions).round().astype(int)
+    for bucket, numbers in counts.buckets.items():
+        positions = numbers[0] * bucket.rows * np.array(bucket.lengths)
+        found[str(bucket)] = np.append(numbers, positions).round().astype(int)
     found["epoch"] = np.sum([*found.values()], axis=0)
     rows = [["bucket", "batches", "rows", *(names if several else ["fill", "tokens"])]]
     for name, (batches, filled, *others) in found.items():
@@ -166,7 +173,7 @@ def _tabulate(stage: Stage, counts: Counts) -> list[str]:
 def warn_of_loss(stage: Stage) -> str:
     """A sentence if a stage cuts examples some of whose positions have no loss; "" if not."""
     streams = [stream for stream in stage.streams if stream.lengths.partly_learnt]
-    count = sum(len(stream.whole.layout.pieces.overlong) for stream in streams)
+    count = sum(len(stream.whole.windows.pieces.overlong) for stream in streams)
     what = {
         "split": "split: all pieces but the first lack the beginning, and some may have no loss",
         "truncate": "truncated: what is cut may be all that has loss, such as an answer",
@@ -183,7 +190,7 @@ def warn_of_loss(stage: Stage) -> str:
 def warn_of_overflow(stage: Stage) -> str:
     """A sentence if a stage drops or truncates examples, or cuts those of which parts have loss."""
     overflow = stage.options.overflow
-    count = sum(len(stream.whole.layout.pieces.overlong) for stream in stage.streams)
+    count = sum(len(stream.whole.windows.pieces.overlong) for stream in stage.streams)
     if (warning := warn_of_loss(stage)) or not count or overflow not in ("drop", "truncate"):
         return warning
     return (
@@ -200,7 +207,7 @@ def _tabulate_corpora(stage: Stage, counts: Counts) -> list[str]:
     for stream in stage.streams:
         name, share_of = stream.name, stage.weights or {}
         weight = f"{float(share_of[name]):.4g}"
-        tokens = weigh(stream.whole.layout.real.sum(axis=(0, 1)), stage.options.costs)
+        tokens = weigh(stream.whole.windows.real.sum(axis=(0, 1)), stage.options.cost)
         epochs, tokens = f"{counts.passes[name]:.2f}", f"{round(tokens):,}"
         cells = name, weight, f"{counts.shares[name]:.3%}", epochs, tokens
         rows.append([*cells, f"{len(stream.lengths):,}"])

@@ -13,12 +13,9 @@ from pipeline.planning.bucket import PAIR, Bucket, Fitted
 from pipeline.planning.lengths import (
     AnyLengths,
     Exclude,
-    Lengths,
-    as_corpora,
-    exclude_from,
-    select,
     weigh,
 )
+from pipeline.planning.members import Members
 from pipeline.planning.options import (
     By,
     BySide,
@@ -127,12 +124,14 @@ def fit_buckets(
     """
     require_one_of("packing", packing, PACKINGS)
     max_buckets = require_whole("max_buckets", max_buckets, 1)
+    members = Members.of_one(lengths) if weights is None else Members.of_several(lengths)
     fit = Fit(
-        lengths,
+        members.without(members.select(exclude)),
         tokens_per_batch=tokens_per_batch,
         max_length=max_length,
         row_multiple=row_multiple,
-        members=(exclude, weights, by),
+        weights=weights,
+        by=by,
         packing=packing,
         overflow=overflow,
         max_segments=max_segments,
@@ -150,9 +149,11 @@ def fit_buckets(
         if found[-1][0].padding <= WORTH_FINER:
             break  # finer multiples have little to save
     least = min(chosen.cost for chosen, _ in found) / (1 - WORTH_FINER)
-    chosen, sets = next(each for each in found if each[0].cost <= least)
+    chosen, sets = next(choice for choice in found if choice[0].cost <= least)
     tokens = chosen.positions * (1 - chosen.padding)
-    costs = ", ".join(f"{number}: {each.cost / tokens:.3f}" for number, each in sets.items())
+    costs = ", ".join(
+        f"{number}: {chosen_set.cost / tokens:.3f}" for number, chosen_set in sets.items()
+    )
     enough = "; one bucket is enough" * (len(chosen.buckets) == 1 < max_buckets)
     shapes = ", ".join(map(str, chosen.buckets))
     logger.info(f"buckets {shapes}; cost per token, by number of buckets: {costs}{enough}")
@@ -170,23 +171,22 @@ def fit_buckets(
 class Fit:
     """Lengths, and the checked arguments of `fit_buckets` that limit the buckets for them.
 
-    `members` are its `exclude`, `weights` and `by`; `options` are those of `Plan` that it has, too;
-    `costs` is what a position of each side costs.
+    `members` are those of its lengths; `options` are those of `Plan` that it has, too; `costs` is
+    what a position of each side costs.
     """
 
     def __init__(
         self,
-        lengths: AnyLengths,
+        members: Members,
         *,
         tokens_per_batch: int,
         max_length: MaxLength,
         row_multiple: int,
-        members: tuple[Exclude, Weights | None, By],
+        weights: Weights | None,
+        by: By,
         **options: Unpack[PackingOptions],
     ):
-        exclude, weights, by = members
-        corpora = _exclude(lengths, exclude, several=weights is not None)
-        first, *_ = corpora.values()
+        first, *_ = members.corpora.values()
         self._names = names = first.names or PAIR[: first.num_sides]
         if len(names) != first.num_sides:
             raise InvalidValue(
@@ -202,24 +202,26 @@ class Fit:
         self._row_multiple = require_whole("row_multiple", row_multiple, 1)
         array = first.included
         if weights is not None:
-            array = typical_lengths(corpora, weights, by, self.costs)
+            array = typical_lengths(members, weights, by, self.costs)
         if not array.any():
             raise InvalidValue(
                 "none of the lengths is above 0, or no example has loss, so there is nothing to "
                 "fit buckets to"
             )
         self._array, self._options = array, options
-        self._longest = np.maximum(array.reshape(len(array), -1).max(axis=0), 1).astype(np.int64)
+        self._longest = np.maximum(array.max(axis=0), 1).astype(np.int64)
         self._limits: np.ndarray | None = None
         if max_length is not None:
             self._limits = np.array(whole_by_side("max_length", max_length, names))
 
     def _by_side(self, multiple: BySide) -> tuple[int, ...]:
         """The multiple of each side's lengths; one number is not for sides that cost nothing."""
-        each = whole_by_side("length_multiple", multiple, self._names)
+        multiples = whole_by_side("length_multiple", multiple, self._names)
         if not isinstance(multiple, Mapping):
-            each = tuple(n if cost else 1 for n, cost in zip(each, self.costs, strict=True))
-        return tuple(map(math.lcm, each, self._aligns))
+            multiples = tuple(
+                n if cost else 1 for n, cost in zip(multiples, self.costs, strict=True)
+            )
+        return tuple(map(math.lcm, multiples, self._aligns))
 
     def multiples(self, length_multiple: BySide | None) -> list[tuple[int, ...]]:
         """The multiples of each side's lengths to try: the given ones, or several."""
@@ -229,8 +231,10 @@ class Fit:
         if self._limits is not None:
             longest = np.minimum(longest, self._limits)
         every = list(dict.fromkeys(map(self._by_side, MULTIPLES)))
-        sizes = (weigh(round_up(longest, np.array(each)), self.costs) for each in every)
-        return [each for each, size in zip(every, sizes, strict=True) if size <= room] or every[-1:]
+        sizes = (weigh(round_up(longest, np.array(multiples)), self.costs) for multiples in every)
+        return [
+            multiples for multiples, size in zip(every, sizes, strict=True) if size <= room
+        ] or every[-1:]
 
     def search(self, multiples: tuple[int, ...], worth: float) -> Search:
         """The search for buckets of such lengths; `worth` is its argument."""
@@ -245,7 +249,7 @@ class Fit:
         longest = round_up(np.maximum(stock.longest, 1), np.array(multiples))
         size = weigh(longest, self.costs)
         if size > self._tokens / self._row_multiple:
-            shown = " + ".join(f"{each:,}" for each in longest.tolist())
+            shown = " + ".join(f"{length:,}" for length in longest.tolist())
             raise InvalidValue(
                 f"{self._row_multiple} rows (row_multiple) of {shown} positions are "
                 f"{self._row_multiple * size:,}, more than tokens_per_batch={self._tokens:,}; "
@@ -282,35 +286,27 @@ class Fit:
         return Bucket(rows, lengths, self._names)
 
 
-def _exclude(given: Any, exclude: Exclude, *, several: bool) -> dict[str, Lengths]:
-    """The lengths of each corpus by name, "" for the only one, without the examples left out."""
-    corpora = as_corpora(given) if several else {"": given}
-    members = {name: Lengths.of(each) for name, each in corpora.items()}
-    excluded = select(exclude, given, sum(map(len, members.values())))
-    return exclude_from(members, excluded)
-
-
 def typical_lengths(
-    given: Any, weights: Weights, by: By, costs: Sequence[float] = (1,)
+    members: Members, weights: Weights, by: By, costs: Sequence[float] = (1,)
 ) -> np.ndarray:
     """About a million lengths, in the same proportions as in batches of several corpora.
 
     Each corpus has its share over all phases: examples spread evenly over it, and its longest.
     """
-    corpora = {name: Lengths.of(each) for name, each in as_corpora(given).items()}
+    corpora = members.corpora
     phases, counts = as_phases(weights, tuple(corpora)), {}
-    for name, each in corpora.items():  # relative numbers of examples
-        examples = len(each.included)
-        positions = each.included.reshape(-1, len(costs)).sum(axis=0, dtype=np.int64)
-        size = each.count_by(by, positions.tolist(), costs, examples)
+    for name, lengths in corpora.items():  # relative numbers of examples
+        examples = len(lengths.included)
+        positions = lengths.included.sum(axis=0, dtype=np.int64)
+        size = lengths.count_by(by, positions.tolist(), costs, examples)
         shares = sum(phase.get(name, Fraction(0)) for _, phase in phases)
         counts[name] = float(shares) * examples / max(size, 1)
     parts = []
     for name, count in counts.items():
-        if not len(lengths := corpora[name].included):
+        if not len(array := corpora[name].included):
             continue
         number = round(TYPICAL * count / sum(counts.values()))
-        parts.append(lengths[np.arange(number) * len(lengths) // max(number, 1)])
+        parts.append(array[np.arange(number) * len(array) // max(number, 1)])
         if count:  # the longest of each side
-            parts.append(lengths[np.atleast_1d(lengths.argmax(axis=0))])
+            parts.append(array[array.argmax(axis=0)])
     return np.concatenate(parts)

@@ -142,7 +142,7 @@ def remove_rows(chains: Sequence[Chain], rows: int, cuts: Cuts) -> tuple[list[Ch
     The emptiest chains are removed; a chain with more rows than needed loses only its last rows.
     """
     stay, moved = list[Chain](), np.zeros(cuts.sizes, np.int64)
-    for chain in sorted(chains, key=lambda each: each[-1].fill):
+    for chain in sorted(chains, key=lambda chain: chain[-1].fill):
         times = chain[0].rows
         if gone := min(times, rows // len(chain)):
             moved += cuts.count_documents(_repeat(chain, gone))

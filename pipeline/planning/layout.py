@@ -1,160 +1,13 @@
-"""Layouts: pieces divided into windows that are packed separately, and their rows."""
+"""Flat rows: the segments of rows one after another in arrays, and the number of each row."""
 
+import dataclasses
+import functools
 import itertools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from pipeline.planning.bucket import Bucket
-from pipeline.planning.order import Purpose, permutation, random_bits
-from pipeline.planning.packing import Packer
-from pipeline.planning.patterns import Packed, count_segments
-from pipeline.planning.pieces import Pieces
-
-# The most pieces in a block; and the fewest blocks, or parts of files, in a window, so that it
-# mixes pieces from all of the corpus.
-BLOCK, BLOCKS, FILE_PARTS = 4096, 512, 4
-
-# Keys are summed for about this many pieces at a time.
-AT_ONCE = 1 << 18
-
-# The packed histograms that a layout keeps; others are packed again when they are needed.
-KEPT = 8
-
-
-class Layout:
-    """Pieces divided into windows of about `window` pieces, each packed separately.
-
-    `packer` packs the histogram of a window into rows of `buckets`.
-
-    More pieces than one window holds are cut into blocks: runs of consecutive pieces, or files or
-    large parts of files if those can be fetched one by one. Blocks are sorted by the mean key of
-    their pieces and divided into strata of as many blocks as there are windows. Each window gets a
-    random block of each stratum, so all windows have about the same lengths. Without a key of
-    random bits, blocks stay in order.
-
-    Batches of a bucket continue from window to window, so only the last one could lack rows: rows
-    that fill no batch move to longer buckets, up to the longest.
-
-    Attributes:
-        pieces: the pieces.
-        counts: int64 [keys], the pieces of each key.
-        rows: int64 [buckets, windows], the rows of each window.
-        real: float64 [buckets, windows, sides], the real positions in these rows, as the mean of
-            the pieces of each key.
-        most_pieces: the most pieces in a window.
-        most_segments: the most segments in a row of each bucket; at least 1.
-        most_continuations: the most continuations of groups in a row of each bucket.
-        cuts: int64 [windows], the pieces that are cut to fill rows.
-        files: for each window, the numbers of its files; None if windows are not made of files.
-    """
-
-    def __init__(
-        self,
-        pieces: Pieces,
-        packer: Packer,
-        buckets: Sequence[Bucket],
-        *,
-        key: int | None,
-        window: int,
-        files: np.ndarray | None = None,
-    ):
-        self.pieces, self._packer = pieces, packer
-        self._edges, file_of_block, number = _cut_blocks(pieces, window, files)
-        place = self._deal_blocks(number, key)
-        blocks = np.split(place.argsort(kind="stable"), np.bincount(place).cumsum()[:-1])
-        self._blocks = [of_window for of_window in blocks if len(of_window)]
-        self.files = None
-        if file_of_block is not None and len(self) > 1:
-            self.files = [np.unique(file_of_block[of_window]) for of_window in self._blocks]
-        sizes = np.diff(self._edges)
-        self.most_pieces = max(int(sizes[each].sum()) for each in self._blocks)
-        self.counts = np.zeros(len(pieces.table), np.int64)
-        self.rows = np.zeros((len(buckets), len(self)), np.int64)
-        self.real = np.zeros((*self.rows.shape, pieces.table.shape[1]))
-        most_in_row = np.zeros((2, len(buckets)), np.int64)  # segments and continuations
-        self.cuts = np.zeros(len(self), np.int64)
-        self._surplus = np.zeros((len(self), len(buckets)), np.int64)
-        self._packed: dict[int, Packed] = {}
-
-        def measure(window: int, packed: Packed) -> None:
-            self.cuts[window] = packed.num_cuts
-            for index, patterns in enumerate(packed.patterns):
-                real: Any = sum([pattern.fill * pattern.rows for pattern in patterns])
-                if pieces.align != 1 or self.real.shape[2] > 1:
-                    real = count_segments(patterns, len(self.counts)) @ pieces.mean_positions
-                self.rows[index, window], self.real[index, window] = packed.rows(index), real
-                most = packed.most_in_row(index, pieces.most_continuations)
-                most_in_row[:, index] = np.maximum(most_in_row[:, index], most)
-
-        for window in range(len(self)):
-            counts = self._count(window)
-            self.counts += counts
-            measure(window, self.packed(window, counts))
-        # Of a single window, `pack` finds the surplus.
-        for index, bucket in enumerate(buckets[:-1] if len(self) > 1 else ()):
-            missing = int(self.rows[index].sum()) % bucket.rows
-            for window in reversed(range(len(self))):
-                if moved := min(missing, int(self.rows[index, window])):
-                    self._surplus[window, index], missing = moved, missing - moved
-                    self._packed.pop(window, None)
-                    measure(window, self.packed(window))
-        self.most_segments, self.most_continuations = most_in_row.tolist()
-
-    def __len__(self) -> int:
-        """The number of windows."""
-        return len(self._blocks)
-
-    def _deal_blocks(self, number: int, key: int | None) -> np.ndarray:
-        """The window of each block, from 0 to `number - 1`: int64 [blocks]."""
-        edges = self._edges
-        blocks = len(edges) - 1
-        if key is None or number == 1:  # the window in which its middle is
-            return (edges[1:] + edges[:-1]) * number // (2 * max(int(edges[-1]), 1))
-        sums = np.empty(blocks, np.int64)
-        chunks = np.unique(edges.searchsorted(np.arange(0, edges[-1], AT_ONCE)))
-        for begin, end in itertools.pairwise([*chunks.tolist(), blocks]):
-            keys = self.pieces.keys(int(edges[begin]), int(edges[end]))
-            within = edges[begin:end] - edges[begin]
-            sums[begin:end] = np.add.reduceat(keys, within, dtype=np.int64)
-        strata = -(-blocks // number)
-        bits = random_bits(key, Purpose.WINDOWS, strata * number).reshape(strata, number)
-        place = np.empty(blocks, np.int64)
-        place[np.argsort(sums / np.diff(edges), kind="stable")] = np.concatenate(
-            [permutation(of_stratum) for of_stratum in bits]
-        )[:blocks]
-        return place
-
-    def keys(self, window: int) -> np.ndarray:
-        """The keys of the pieces of a window."""
-        blocks = self._blocks[window]
-        bounds = zip(self._edges[blocks].tolist(), self._edges[blocks + 1].tolist(), strict=True)
-        found = [self.pieces.keys(begin, end) for begin, end in bounds]
-        return found[0] if len(found) == 1 else np.concatenate(found)
-
-    def numbers(self, window: int) -> np.ndarray:
-        """The numbers of the pieces of a window: int64."""
-        begin, end = self._edges[self._blocks[window]], self._edges[self._blocks[window] + 1]
-        return ranges(begin, end - begin)
-
-    def pieces_in(self, window: int) -> np.ndarray:
-        """The numbers of the pieces of a window that are in a row: int64."""
-        return self.numbers(window)[self.keys(window) > 0]
-
-    def _count(self, window: int) -> np.ndarray:
-        return np.bincount(self.keys(window), minlength=len(self.pieces.table))
-
-    def packed(self, window: int, counts: np.ndarray | None = None) -> Packed:
-        """The packed histogram of a window; `counts` is the histogram, if known."""
-        if (found := self._packed.get(window)) is None:
-            counts = self._count(window) if counts is None else counts.copy()
-            counts[0] = 0
-            surplus = self._surplus[window].tolist() if len(self) > 1 else None
-            found = self._packer.pack(counts, surplus)
-            if len(self._packed) < KEPT:
-                self._packed[window] = found
-        return found
+from pipeline.planning.patterns import Packed
 
 
 def ranges(first: np.ndarray, sizes: np.ndarray, dtype: type = np.int64) -> np.ndarray:
@@ -188,37 +41,72 @@ def row_starts(row: np.ndarray) -> np.ndarray:
     return (in_row.cumsum() - in_row)[row]
 
 
-def _cut_blocks(
-    pieces: Pieces, window: int, files: np.ndarray | None
-) -> tuple[np.ndarray, np.ndarray | None, int]:
-    """The first piece of each block, and their end; the file of each; and the number of windows."""
-    count = len(pieces)
-    if count <= window:
-        return np.array([0, count]), None, 1
-    if files is None:
-        size = max(min(BLOCK, window // BLOCKS), 1)
-        edges = np.append(np.arange(0, count, size), count)
-        return edges, None, -(-(len(edges) - 1) // (window // size))
-    bounds = pieces.first_pieces(np.cumsum(np.append(0, files)))
-    sizes = np.diff(bounds)
-    parts = -(-sizes // max(window // FILE_PARTS, 1))
-    file = np.repeat(np.arange(len(files)), parts)
-    part = ranges(0 * parts, parts)
-    edges = np.append(bounds[file] + part * sizes[file] // parts[file], count)
-    return edges, file, -(-count // window)
+@dataclasses.dataclass(eq=False)
+class FlatRows:
+    """Rows of one shape.
+
+    Attributes:
+        times: int64 [rows], the number of segments of each row.
+        segments: [segments, columns], the segments, row by row.
+        costs: int64 [rows], the cost of attention in each row.
+    """
+
+    times: np.ndarray
+    segments: np.ndarray
+    costs: np.ndarray
+
+    @classmethod
+    def join(cls, every: Iterable["FlatRows"]) -> "FlatRows":
+        """Rows one after another."""
+        first, *others = every
+        if not others:
+            return first
+        fields = zip(
+            *((rows.times, rows.segments, rows.costs) for rows in (first, *others)), strict=True
+        )
+        return cls(*map(np.concatenate, fields))
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+    @functools.cached_property
+    def _starts(self) -> np.ndarray:
+        """The first segment of each row: int64 [rows]."""
+        return self.times.cumsum() - self.times
+
+    def between(self, begin: int, end: int) -> "FlatRows":
+        """The rows from number `begin` to `end`."""
+        low, high = (
+            self._starts[row] if row < len(self) else len(self.segments) for row in (begin, end)
+        )
+        return FlatRows(self.times[begin:end], self.segments[low:high], self.costs[begin:end])
+
+    def pick(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The number of segments of each of the rows `numbers`, and their segments."""
+        times = self.times[numbers]
+        return times, self.segments.take(ranges(self._starts[numbers], times), axis=0)
 
 
 def lay_out(
     packed: Packed,
     pieces: np.ndarray,
-    every: Pieces,
     order_rows: Callable[[int, np.ndarray, np.ndarray], np.ndarray],
-) -> "list[WindowRows]":
-    """The rows of each bucket in a window, from its packed histogram.
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The rows of each bucket from a packed histogram: the times and segments of `FlatRows`.
 
-    `pieces` are the numbers of its pieces in `every`, sorted by key, without those of key 0.
-    `order_rows` is called with the number of a bucket, and the number of segments and the first
-    piece of each of its rows, ascending by segments; it returns the rows in order.
+    `pieces` are the numbers of the pieces, sorted by key, without those of key 0. A segment is the
+    number of its piece; and if some are cut to fill rows, also its first position in the piece and
+    the number of its positions. `order_rows` is called with the shape, which is the number of a
+    bucket, and the number of segments and the first piece of each of its rows, ascending by
+    segments; it returns the rows in order.
+
+    >>> from pipeline.planning.options import Bucket, Options
+    >>> lengths = np.array([5, 3, 4, 2, 1])
+    >>> packer = Options(buckets=(Bucket(1, 8),)).packer(sizes=np.arange(6)[:, None])
+    >>> packed = packer.pack(np.bincount(lengths))
+    >>> [rows] = lay_out(packed, lengths.argsort(), lambda shape, times, first: first.argsort())
+    >>> [column.tolist() for column in rows]  # two rows, of the pieces 0 and 1, and 2, 3 and 4
+    [[2, 3], [[0], [1], [2], [3], [4]]]
     """
     patterns = [pattern for of_bucket in packed.patterns for pattern in of_bucket]
     flat = itertools.chain.from_iterable(pattern.pieces for pattern in patterns)
@@ -240,18 +128,20 @@ def lay_out(
     start = segments.cumsum() - segments  # the first segment of each pattern
     ends = np.cumsum([len(of_bucket) for of_bucket in packed.patterns])
     found = []
-    for bucket, (low, high) in enumerate(itertools.pairwise([0, *ends.tolist()])):
+    for shape, (low, high) in enumerate(itertools.pairwise([0, *ends.tolist()])):
         pattern = low + segments[low:high].argsort(kind="stable")
         copy = ranges(0 * pattern, rows[pattern])  # the number of each row in its pattern
         pattern = pattern.repeat(rows[pattern])
-        at = order_rows(bucket, segments[pattern], pieces[piece[start[pattern]] + copy])
+        at = order_rows(shape, segments[pattern], pieces[piece[start[pattern]] + copy])
         pattern, copy = pattern[at], copy[at]
         number = segments[pattern]
         which = ranges(start[pattern], number)
         taken = piece[which]
         taken += copy.repeat(number)
-        of_bucket = None if parts is None else parts[:, which]
-        found.append(WindowRows(number, pieces[taken], of_bucket, every))
+        columns = pieces[taken, None]
+        if parts is not None:
+            columns = np.column_stack([columns, *parts[:, which]])
+        found.append((number, columns))
     return found
 
 
@@ -278,37 +168,3 @@ def _cut_entries(
     base[sizes + 1 :: 2] = base[sizes::2]
     base -= number.cumsum() - number
     return np.stack([begins[size], lengths[size]]), first + base[size]
-
-
-class WindowRows:
-    """The rows of a bucket in a window, in the order in which batches take them.
-
-    `times` has the number of segments of each row, and `pieces` the piece of each segment: numbers
-    in `every`. If some pieces are cut to fill rows, `parts` has the first position and the number
-    of positions of each segment in its piece: int64 [2, segments]. `costs` is the cost of attention
-    in each row: int64 [rows].
-    """
-
-    def __init__(
-        self, times: np.ndarray, pieces: np.ndarray, parts: np.ndarray | None, every: Pieces
-    ):
-        self._times, self._pieces, self._parts = times, pieces, parts
-        self._starts = np.append(0, times.cumsum())
-        self.costs = np.zeros(0, np.int64)
-        if len(times):
-            sizes = None if parts is None else parts[1, :, None]
-            self.costs = np.add.reduceat(every.costs(pieces, sizes), self._starts[:-1])
-
-    def take(
-        self, begin: int, end: int, order: np.ndarray | None = None
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """The numbers of segments of the rows `begin` to `end`; and their pieces and parts.
-
-        `order` selects from these rows, which are numbered from 0; None takes all in order.
-        """
-        which: Any = slice(self._starts[begin], self._starts[end])
-        times = self._times[begin:end]
-        if order is not None:
-            times = times[order]
-            which = ranges(self._starts[begin:end][order], times)
-        return times, self._pieces[which], None if self._parts is None else self._parts[:, which]

@@ -5,7 +5,7 @@ import functools
 import hashlib
 import types
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, SupportsIndex, runtime_checkable
 
 import numpy as np
@@ -22,6 +22,9 @@ COUNTED = 1 << 20
 
 NO_EXAMPLES = np.zeros(0, np.int64)
 
+# The columns of `Lengths` that groups have.
+COLUMNS = "paths", "continuations", "work"
+
 
 @runtime_checkable
 class Corpus(Protocol):
@@ -34,7 +37,7 @@ class Corpus(Protocol):
     - `trees`: int64 [examples, 3], if some examples are groups, which are never split: for each,
       the positions of its longest path, its continuations, and its cost in attention; or None.
     - `silent`: int64, the examples that have positions, but no loss; they are left out.
-    - `side_names`, of several sides; `loss_side`, the number of the one with loss, or None; and
+    - `side_names`, of several sides; `loss`, the name of the one with loss, or None; and
       `unpriced`, the names of sides whose cost must be given.
     - `partly_learnt`: whether some positions may carry no loss.
     - `lengths_digest`: the `digest` of its lengths, so that they are not hashed again.
@@ -64,16 +67,10 @@ AnyLengths = OneLengths | Mapping[str, OneLengths]
 Exclude = Sequence[SupportsIndex] | HasArray | Callable[[Any], Any]
 
 
-def take_first(given: Any, examples: int, *, several: bool = False) -> Any:
-    """The part of `given` that has the first `examples` examples.
-
-    It has lengths or is a corpus; `several`: of several corpora by name.
-    """
+def take_first(given: Any, examples: int) -> Any:
+    """The part of some lengths, or of a corpus, that has the first `examples` examples."""
     if hasattr(given, "corpora"):
         return given.begin(examples)
-    if isinstance(given, Mapping) and several:
-        ends = np.cumsum([len(Lengths.of(each)) for each in given.values()])
-        return dict(list(given.items())[: int(np.searchsorted(ends, examples)) + 1])
     array = as_lengths(given)
     if len(array) == examples:
         return given
@@ -96,26 +93,6 @@ def take_first(given: Any, examples: int, *, several: bool = False) -> Any:
     return begin if len(vars(begin)) > 1 else begin.lengths
 
 
-def as_corpora(given: Any) -> Mapping[str, Any]:
-    """The corpora of a plan with weights, by name."""
-    corpora = getattr(given, "corpora", given)
-    if not isinstance(corpora, Mapping) or "" in corpora:
-        raise InvalidValue(
-            f"lengths is {given!r:.60}; with weights it must be several corpora by name: a dict, "
-            "or Corpora({'name': corpus})"
-        )
-    return corpora
-
-
-def select_corpora(given: Any, names: Iterable[str]) -> Any:
-    """The corpora called `names`, which come first in `given`, in the form of `given`."""
-    every = as_corpora(given)
-    found = {name: every[name] for name in names}
-    if hasattr(given, "corpora") and len(found) > 1:
-        return given.begin(sum(map(len, found.values())))
-    return found
-
-
 class Lengths:
     """The lengths of a corpus, and which of its examples stay in a plan.
 
@@ -127,31 +104,41 @@ class Lengths:
 
     Attributes:
         given: an integer array `[n]` or `[n, sides]`; arrays `[n]` by side; or a corpus.
+        array: the lengths [n, sides], also of examples that are left out.
         names: the names of the sides, if they are given.
         loss_side: the number of the side with loss; the last one, if that is not known.
         stays: bool [n], whether each example stays; others are left out.
         num_excluded: the number of the others.
         files: int64, the examples in each file of a corpus of files; else None.
-        trees: as for `Corpus`, if the corpus has groups; else None.
-        array: the lengths, also of examples that are left out.
+        indivisible: bool [n], whether each example is a group, which is never cut.
+        has_groups: whether the corpus may have groups. If it has, these are int64 [n]:
+        paths: the positions of the longest path in each example;
+        continuations: the continuations of each; and
+        work: the cost of each in attention, of groups.
     """
 
     def __init__(self, given: Any, stays: np.ndarray | None = None):
         self.given = given
         self.files: np.ndarray | None = getattr(given, "files", None)
-        self.trees: np.ndarray | None = getattr(given, "trees", None)
         named = given if isinstance(given, Mapping) else getattr(given, "side_names", ())
-        self.names: tuple[str, ...] = tuple(named)
-        loss = getattr(given, "loss_side", None)
-        self.loss_side: int = -1 if loss is None else loss
-        self.array = as_lengths(given)
-        self.stays = everywhere(True, len(self.array)) if stays is None else stays
+        self.names: tuple[str, ...] = tuple(map(str, named))
+        loss = getattr(given, "loss", None)
+        self.loss_side: int = self.names.index(loss) if loss in self.names else -1
+        array = as_lengths(given)
+        self.array = array[:, None] if array.ndim == 1 else array
+        self.stays = everywhere(True, len(array)) if stays is None else stays
+        self._trees: np.ndarray | None = getattr(given, "trees", None)
+        self.has_groups = self._trees is not None
+        self.indivisible = everywhere(False, len(array))
+        if self._trees is not None:
+            self.paths, self.continuations, self.work = self._trees.T
+            self.indivisible = self.continuations > 0
         self.num_excluded = 0 if stays is None else len(stays) - int(np.count_nonzero(stays))
         if loss is None and (known := [name for name in reversed(PAIR) if name in self.names]):
             self.loss_side = self.names.index(known[0])  # of arrays by name
 
     def __getstate__(self) -> dict[str, Any]:
-        taken = ("files", "trees", "array", "stays")  # from `given`
+        taken = ("array", "stays", "files", "_trees", "indivisible", *COLUMNS)  # from `given`
         state = {name: value for name, value in vars(self).items() if name not in taken}
         return state | {"stays": store_mask(self.stays) if self.num_excluded else None}
 
@@ -179,7 +166,12 @@ class Lengths:
     @property
     def num_sides(self) -> int:
         """The number of sides."""
-        return 1 if self.array.ndim == 1 else self.array.shape[1]
+        return self.array.shape[1]
+
+    def of_parts(self, examples: np.ndarray, sizes: np.ndarray) -> "Lengths":
+        """The lengths of parts of some examples: `sizes`, [n, sides]."""
+        trees = None if self._trees is None else self._trees[examples]
+        return Lengths(types.SimpleNamespace(lengths=sizes, trees=trees))
 
     @functools.cached_property
     def _digest(self) -> str:
@@ -187,8 +179,8 @@ class Lengths:
 
     def _digest_of(self, count: int) -> str:
         """The digest of the first `count` examples."""
-        if self.trees is not None and self.trees[:count, 1].any():
-            trees = hashlib.sha256(self.trees[:count].astype("<i8").tobytes()).hexdigest()[:16]
+        if self._trees is not None and self.indivisible[:count].any():
+            trees = hashlib.sha256(self._trees[:count].astype("<i8").tobytes()).hexdigest()[:16]
             return f"{digest(self.array[:count])} with groups ({trees})"
         known = getattr(self.given, "lengths_digest", None) if count == len(self) else None
         return known or digest(self.array[:count])
@@ -206,8 +198,7 @@ class Lengths:
         """The number of examples left out that have a position."""
         if not self.num_excluded:
             return 0
-        sizes = self.array[~self.stays].reshape(-1, self.num_sides)
-        return int(np.count_nonzero(sizes.any(axis=1)))
+        return int(np.count_nonzero(self.array[~self.stays].any(axis=1)))
 
     @property
     def num_silent(self) -> int:
@@ -232,7 +223,7 @@ class Lengths:
 
     @property
     def included(self) -> np.ndarray:
-        """The lengths of the examples that are not left out."""
+        """The lengths of the examples that are not left out: [examples, sides]."""
         return self.array[self.stays] if self.num_excluded else self.array
 
     def positions_from(self, first: int) -> np.ndarray:
@@ -240,7 +231,7 @@ class Lengths:
 
         They are 0 for examples that are left out.
         """
-        sizes = self.array[first:].astype(np.int64).reshape(-1, self.num_sides)
+        sizes = self.array[first:].astype(np.int64)
         sizes[~self.stays[first:]] = 0
         return sizes
 
@@ -329,23 +320,14 @@ def load_mask(stored: Mapping[str, Any]) -> np.ndarray:
         raise InvalidValue(f"{stored!r:.80} is not a mask of examples") from error
 
 
-def exclude_from(members: Mapping[str, Lengths], excluded: np.ndarray) -> dict[str, Lengths]:
-    """The corpora by name without some examples: a bool for each, one corpus after another."""
-    first, found = 0, dict[str, Lengths]()
-    for name, lengths in members.items():
-        found[name] = lengths.exclude(excluded[first : first + len(lengths)])
-        first += len(lengths)
-    return found
-
-
 def as_lengths(lengths: Any) -> np.ndarray:
     """The lengths as an array of non-negative integers, `[n]` or `[n, sides]`."""
     if isinstance(lengths, Lengths):
         return lengths.array
     if isinstance(lengths, Mapping):
-        sides = {name: as_lengths(each) for name, each in lengths.items()}
-        if len({each.shape for each in sides.values()}) != 1 or next(iter(sides.values())).ndim > 1:
-            shapes = ", ".join(f"{name} {each.shape}" for name, each in sides.items())
+        sides = {name: as_lengths(side) for name, side in lengths.items()}
+        if len({side.shape for side in sides.values()}) != 1 or next(iter(sides.values())).ndim > 1:
+            shapes = ", ".join(f"{name} {side.shape}" for name, side in sides.items())
             raise InvalidValue(
                 f"lengths has arrays of the shapes {shapes or 'of no side'}; the sides of examples "
                 "have one length per example, all of shape [n] (give weights= for several corpora)"
@@ -390,7 +372,7 @@ def chunks(lengths: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def digest(lengths: np.ndarray) -> str:
-    """A short hash of the lengths, the same for every integer dtype.
+    """A short hash of the lengths, [n] or [n, sides], the same for every integer dtype.
 
     >>> digest(np.array([3, 1, 2])) == digest(np.array([3, 1, 2], np.uint16))
     True

@@ -1,7 +1,6 @@
 """Options of a plan, checked once; and weights, the share of each corpus."""
 
 import dataclasses
-import functools
 import inspect
 import itertools
 import numbers
@@ -49,7 +48,9 @@ BY: tuple[By, ...] = get_args(By)
 def list_keywords(function: Callable) -> tuple[str, ...]:
     """The names of a function's keyword-only arguments."""
     parameters = inspect.signature(function).parameters.values()
-    return tuple(each.name for each in parameters if each.kind is each.KEYWORD_ONLY)
+    return tuple(
+        parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY
+    )
 
 
 def select_options(names: Iterable[str], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,14 +112,14 @@ def whole_by_side(
     name: str, value: Any, names: Sequence[str], default: int | None = None
 ) -> tuple[int, ...]:
     """`by_side` of whole numbers of at least 1, checked."""
-    return tuple(require_whole(name, each, 1) for each in by_side(name, value, names, default))
+    return tuple(require_whole(name, number, 1) for number in by_side(name, value, names, default))
 
 
 def as_costs(cost: Any, names: Sequence[str]) -> tuple[float, ...]:
     """What a position of each side costs, checked; whole numbers are integers."""
     costs = by_side("cost", cost, names)
-    known = all(isinstance(each, int | float | np.number) for each in costs)
-    if not known or not any(costs) or not all(0 <= each < MOST_COST for each in costs):
+    known = all(isinstance(number, int | float | np.number) for number in costs)
+    if not known or not any(costs) or not all(0 <= number < MOST_COST for number in costs):
         raise InvalidValue(
             f"cost is {cost!r}; it must be a number of at least 0, and below {MOST_COST:g}, for "
             "each side, and above 0 for one: 0 for a side that costs nothing, such as a number of "
@@ -127,8 +128,12 @@ def as_costs(cost: Any, names: Sequence[str]) -> tuple[float, ...]:
     return tuple(int(c) if c == int(c) else float(c) for c in costs)
 
 
-def _unify(values: tuple[Any, ...]) -> Any:
-    """One value, if all are the same."""
+def unify(values: Sequence[Any]) -> Any:
+    """How a value for each side is written: as one, if all are the same.
+
+    >>> unify((4, 4)), unify((4, 1))
+    (4, (4, 1))
+    """
     return values[0] if len({*values}) == 1 else values
 
 
@@ -143,10 +148,12 @@ class Options:
     overflow: Overflow | None = None
     window: int = WINDOW
     max_segments: int | None = None
-    align: Any = 1  # one number for all sides, or a tuple of one for each
-    cost: Any = 1  # likewise
-    attention: Attention | None = None  # None, here and below: as the buckets were fitted for
-    width: int | None = None
+    # Once checked, a tuple with a number for each side.
+    align: Any = 1
+    cost: Any = 1
+    # Until checked, None stands for what the buckets were fitted for.
+    attention: Any = None
+    width: Any = None
     tiers: int = 1
     by: By = "tokens"
 
@@ -165,18 +172,14 @@ class Options:
         put("width", require_whole("width", self.width, 1))
         require_one_of("attention", self.attention, ATTENTIONS)
         names = self.buckets[-1].names
-        aligns = whole_by_side("align", self.align, names, 1)
-        put("align", _unify(aligns))
-        put("cost", _unify(as_costs(self.cost, names)))
-        if any(
-            length % align
-            for bucket in self.buckets
-            for length, align in zip(bucket.lengths, aligns, strict=True)
-        ):
+        put("align", whole_by_side("align", self.align, names, 1))
+        put("cost", as_costs(self.cost, names))
+        if np.any(np.array([bucket.lengths for bucket in self.buckets]) % self.align):
+            align = unify(self.align)
             raise InvalidValue(
                 f"bucket lengths are {[bucket.length for bucket in self.buckets]}; with "
-                f"align={self.align} each must be a multiple of {self.align}, as fit_buckets(…, "
-                f"align={self.align}) chooses them"
+                f"align={align} each must be a multiple of {align}, as fit_buckets(…, "
+                f"align={align}) chooses them"
             )
         if self.max_segments is not None:
             put("max_segments", require_whole("max_segments", self.max_segments, 1))
@@ -194,7 +197,7 @@ class Options:
             )
         require_one_of("overflow", self.overflow, allowed)
         if self.packing == "fill":
-            check_fill(vectors=self.vectors, align=max(aligns))
+            check_fill(vectors=self.vectors, align=max(self.align))
         require_one_of("by", self.by, BY)
 
     @property
@@ -207,16 +210,6 @@ class Options:
         """The names of the sides."""
         return self.buckets[-1].names
 
-    @functools.cached_property
-    def costs(self) -> tuple[float, ...]:
-        """What a position of each side costs."""
-        return as_costs(self.cost, self.names)
-
-    @property
-    def aligns(self) -> tuple[int, ...]:
-        """Segments begin at multiples of these columns, one for each side."""
-        return by_side("align", self.align, self.names)
-
     @property
     def most_in_row(self) -> int | None:
         """The most segments in a row; None if there is no limit."""
@@ -224,11 +217,9 @@ class Options:
 
     def price(self, bucket: Bucket) -> float:
         """The cost of a row of a bucket; `fit_buckets` explains the formula."""
-        lengths = np.multiply(bucket.lengths, self.costs).tolist()
+        lengths = np.multiply(bucket.lengths, self.cost).tolist()
         if self.packing == "none":
             return sum(lengths)
-        assert self.attention is not None
-        assert self.width is not None
         return row_cost(*lengths, attention=self.attention, width=self.width)
 
     def packer(
@@ -243,12 +234,12 @@ class Options:
         `buckets` are by default those of the options, of which `used` may have rows; `options` are
         those of the packer.
         """
-        aligns, every = np.array(self.aligns), self.buckets if buckets is None else buckets
+        every = self.buckets if buckets is None else buckets
         rules = Rules(
-            np.array([bucket.lengths for bucket in every]) // aligns,
+            np.array([bucket.lengths for bucket in every]) // self.align,
             tuple(bucket.rows for bucket in every),
             tuple(map(self.price, every)),
-            tuple(np.multiply(self.costs, aligns).tolist()) if self.vectors else (1,),
+            tuple(np.multiply(self.cost, self.align).tolist()),
             self.most_in_row,
             used,
         )
@@ -263,7 +254,7 @@ class Options:
         """The pieces of examples of these lengths; `room` and `overflow` replace the options'."""
         room = self.buckets[-1].lengths if room is None else room
         rule = self.overflow if overflow is None else overflow
-        return Pieces(lengths, room, rule, align=self.align, costs=self.costs)
+        return Pieces(lengths, room, rule, align=self.align, costs=self.cost)
 
     def change(self, **changes: Unpack[Changes]) -> "Options":
         """The options with some values replaced."""
@@ -274,7 +265,8 @@ class Options:
                     f"a plan has no option that can change {suggest_option(name, names)}"
                 )
         # Of the wider types that `__post_init__` converts; new buckets may bring another model.
-        values: dict[str, Any] = {**getattr(changes.get("buckets"), "model", {}), **changes}
+        model = getattr(changes.get("buckets"), "model", {})
+        values: Any = {"align": unify(self.align), "cost": unify(self.cost), **model, **changes}
         return dataclasses.replace(self, **values)
 
     def as_json(self, names: Iterable[str] | None = None) -> dict[str, Any]:
@@ -283,7 +275,10 @@ class Options:
         values = {name: getattr(self, name) for name in (every if names is None else names)}
         if "buckets" in values:
             values["buckets"] = [bucket.as_json for bucket in self.buckets]
-        return {n: list(each) if isinstance(each, tuple) else each for n, each in values.items()}
+        values |= {n: unify(values[n]) for n in ("align", "cost") if n in values}
+        return {
+            n: list(value) if isinstance(value, tuple) else value for n, value in values.items()
+        }
 
 
 Weights = Mapping[str, float] | Sequence[tuple[int, Mapping[str, float]]]
@@ -310,25 +305,25 @@ def as_phases(weights: Weights, names: Sequence[str]) -> list[tuple[int, dict[st
             "other one later than the one before, as in [(0, {…}), (2000, {…})]"
         )
     phases: list[tuple[int, dict[str, Fraction]]] = []
-    for number, (start, each) in enumerate(given):
-        expected = names if number == len(given) - 1 else names[: len(each)]
-        if set(each) != set(expected) or (phases and len(each) < len(phases[-1][1])):
-            seen, known = (", ".join(map(str, some)) or "nothing" for some in (each, names))
+    for number, (start, shares) in enumerate(given):
+        expected = names if number == len(given) - 1 else names[: len(shares)]
+        if set(shares) != set(expected) or (phases and len(shares) < len(phases[-1][1])):
+            seen, known = (", ".join(map(str, some)) or "nothing" for some in (shares, names))
             raise InvalidValue(
                 f"the weights from step {start:,} on are for {seen}, and "
                 f"the corpora are {known}; give each a weight, perhaps 0 (a corpus that "
                 "joins later comes after the others, and every phase from then on names it)"
             )
-        exact = {name: _as_fraction(each[name]) for name in expected}
+        exact = {name: _as_fraction(shares[name]) for name in expected}
         if any(weight < 0 for weight in exact.values()) or not any(exact.values()):
             raise InvalidValue(
-                f"the weights from step {start:,} on are {dict(each)}; they must be at least 0, "
+                f"the weights from step {start:,} on are {dict(shares)}; they must be at least 0, "
                 "and at least one above 0"
             )
         total = sum(exact.values(), Fraction(0))
         if min(weight for weight in exact.values() if weight) < total * LEAST:
             raise InvalidValue(
-                f"the weights from step {start:,} on are {dict(each)}; a share is 0 or at least "
+                f"the weights from step {start:,} on are {dict(shares)}; a share is 0 or at least "
                 f"{float(LEAST):g} of all, for steps are counted in 64 bits"
             )
         phases.append((start, {name: weight / total for name, weight in exact.items()}))

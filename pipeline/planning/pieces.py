@@ -6,7 +6,7 @@ rule, which decides the pieces of such examples and the positions that they lose
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -16,9 +16,6 @@ from pipeline.planning import lengths as lengths_lib
 
 Overflow = Literal["split", "truncate", "drop", "error"]
 OVERFLOWS: tuple[Overflow, ...] = get_args(Overflow)
-
-# Columns in a unit: one number for all sides, or one for each.
-Align = int | tuple[int, ...]
 
 # The share that a piece takes of a row is counted in up to this many parts of each side.
 SHARES = 1 << 40
@@ -58,59 +55,59 @@ class Pieces:
         room: tuple[int, ...],
         overflow: Overflow | None,
         *,
-        align: Align = 1,
-        costs: Sequence[float] | None = None,
+        align: tuple[int, ...] | None = None,
+        costs: tuple[float, ...] | None = None,
     ):
-        self._of, self.align = lengths_lib.Lengths.of(lengths), align
+        self._lengths = lengths = lengths_lib.Lengths.of(lengths)
+        self._align = (1,) * len(room) if align is None else align
         self._costs = (1,) * len(room) if costs is None else costs
-        lengths, trees = self._lengths, self.trees
-        self._room: Any = np.array(room) if lengths.ndim == 2 else room[0]
-        self._drops = overflow == "drop"
+        self._room, self._drops = np.array(room), overflow == "drop"
+        dtype = lengths.array.dtype
+        self._most = np.minimum(room, np.iinfo(dtype).max).astype(dtype)  # of a first piece
         self.overlong = lengths_lib.NO_EXAMPLES
         self._times = lengths_lib.NO_EXAMPLES  # the later pieces of each overlong example
         self.lost = 0
-        longest = lengths.max(axis=0, initial=0)
+        longest = lengths.array.max(axis=0, initial=0)
         if np.any(longest > self._room):
             self._set_overlong(room, overflow)
+            longest = np.minimum(longest, self._most)
+        if lengths.num_excluded or self._drops:
+            longest = np.max([0 * longest, *(s.max(axis=0) for _, s in self._chunks())], axis=0)
         self._numbers: np.ndarray | None = None  # with several sides, the key of each example
-        if lengths.ndim == 2:
+        self.table = np.arange(int(self._as_units(longest)[0]) + 1)[:, None]
+        if len(room) > 1:
             sizes = self._first_sizes(0, len(lengths)).astype(np.int64)
-            self._numbers, self.table = _number(self._units(sizes), room)
-            longest = sizes.max(initial=0)
-        else:
-            longest = min(int(longest), room[0])
-            if self._of.num_excluded or self._drops:
-                longest = max(int(sizes.max()) for _, sizes in self._chunks())
-            self.table = np.arange(int(self._units(longest)) + 1)[:, None]
-        if trees is not None:  # the positions of a group are those of its longest path
-            sizes = self._first_sizes(0, len(lengths))
-            paths = np.where(trees[:, 1] > 0, trees[:, 0] * (sizes > 0), sizes)
-            longest = paths.max(initial=0)
+            self._numbers, self.table = _number(self._as_units(sizes), room)
+        most = longest.max()
+        if lengths.has_groups:  # the positions of a group are those of its longest path
+            sizes = self._first_sizes(0, len(lengths)).max(axis=1)
+            paths = np.where(lengths.indivisible, lengths.paths * (sizes > 0), sizes)
+            most = paths.max(initial=0)
         # Positions of a later piece continue those of the one before.
-        last = lengths[self.overlong].max() if len(self._times) else 0
-        self.max_position = max(int(longest), int(last)) - 1
+        last = lengths.array[self.overlong].max() if len(self._times) else 0
+        self.max_position = max(int(most), int(last)) - 1
 
     def _set_overlong(self, room: tuple[int, ...], overflow: Overflow | None) -> None:
-        lengths, trees = self._lengths, self.trees
+        lengths = self._lengths
         found = [
-            np.unique(np.nonzero(chunk > self._room)[0]) + number * lengths_lib.CHUNK
-            for number, chunk in enumerate(lengths_lib.chunks(lengths))
+            np.unique(np.nonzero(chunk > self._most)[0]) + number * lengths_lib.CHUNK
+            for number, chunk in enumerate(lengths_lib.chunks(lengths.array))
         ]
         overlong = np.concatenate(found)
-        self.overlong = overlong = overlong[self._of.stays[overlong]]
+        self.overlong = overlong = overlong[lengths.stays[overlong]]
         if not len(overlong):
             return
         if overflow == "error":
-            raise _overlong_error(lengths, overlong, room)
-        if trees is not None and not self._drops and (trees[overlong, 1] > 0).any():
-            raise _overlong_group_error(lengths, overlong[trees[overlong, 1] > 0], room[0])
-        sizes = lengths[overlong].astype(np.int64)
+            raise _overlong_error(lengths.array, overlong, room)
+        if not self._drops and lengths.indivisible[overlong].any():
+            groups = overlong[lengths.indivisible[overlong]]
+            raise _overlong_group_error(lengths.array[:, 0], groups, room[0])
+        sizes = lengths.array[overlong].astype(np.int64)
         kept = np.minimum(sizes, room) * (not self._drops)
-        if overflow == "split":
-            self._times = -(-sizes // room[0]) - 1
+        if overflow == "split":  # of one side
+            self._times = -(-sizes[:, 0] // room[0]) - 1
         else:
-            lost = (sizes - kept).reshape(len(sizes), -1).sum(axis=0)
-            self.lost = round(lengths_lib.weigh(lost, self._costs))
+            self.lost = round(lengths_lib.weigh((sizes - kept).sum(axis=0), self._costs))
 
     @functools.cached_property
     def _later(self) -> np.ndarray:
@@ -119,23 +116,15 @@ class Pieces:
         if not len(times):
             return np.zeros((3, 0), np.int64)
         number = np.arange(times.sum()) - np.repeat(np.cumsum(times) - times, times) + 1
-        start = number * self._room
-        size = np.minimum(np.repeat(self._lengths[examples], times) - start, self._room)
+        start = number * self._room[0]
+        lengths = self._lengths.array[examples, 0].astype(np.int64)
+        size = np.minimum(np.repeat(lengths, times) - start, self._room[0])
         return np.stack([np.repeat(examples, times), start, size])
 
     @functools.cached_property
     def _later_pieces(self) -> np.ndarray:
         """The number of each later piece: that of number `j`, of example `e`, is `e + j + 1`."""
         return self._later[0] + np.arange(self._later.shape[1]) + 1
-
-    @property
-    def _lengths(self) -> np.ndarray:
-        return self._of.array
-
-    @property
-    def trees(self) -> np.ndarray | None:
-        """As for `lengths.Corpus`, if some examples are groups; else None."""
-        return self._of.trees
 
     def __len__(self) -> int:
         return len(self._lengths) + self.num_later
@@ -145,67 +134,76 @@ class Pieces:
         """The number of later pieces of split examples."""
         return int(self._times.sum())
 
+    @property
+    def keys_are_sizes(self) -> bool:
+        """Whether the key of a piece is the number of its positions."""
+        return self._align == (1,)
+
     def _first_sizes(self, begin: int, end: int) -> np.ndarray:
         """The sizes of the first pieces of the examples `begin` to `end`; may share their memory.
 
         A size is 0 if the example is in no batch: left out, or dropped.
         """
-        sizes, stays = self._lengths[begin:end], self._of.stays[begin:end]
-        if len(overlong := _within(self.overlong, begin, end)) and self._drops:
+        sizes, stays = self._lengths.array[begin:end], self._lengths.stays[begin:end]
+        overlong = self.overlong[slice(*self.overlong.searchsorted((begin, end)).tolist())]
+        if len(overlong) and self._drops:
             stays = stays.copy()
             stays[overlong - begin] = False
         elif len(overlong):
-            sizes = np.minimum(sizes, self._room)
+            sizes = np.minimum(sizes, self._most)
         if not stays.all():
             sizes = np.array(sizes)
             sizes[~stays] = 0
         return sizes
 
-    def _chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """The keys and the sizes of the first pieces of all examples, chunk by chunk."""
+    def _chunks(self) -> Iterator[tuple[int, np.ndarray]]:
+        """The first example and the sizes of the first pieces of all examples, chunk by chunk."""
         for begin in range(0, len(self._lengths), lengths_lib.CHUNK):
-            end = begin + lengths_lib.CHUNK
-            yield self._first_keys(begin, end), self._first_sizes(begin, end)
+            yield begin, self._first_sizes(begin, begin + lengths_lib.CHUNK)
 
-    def _first_keys(self, begin: int, end: int) -> np.ndarray:
-        """The keys of the first pieces of the examples `begin` to `end`."""
+    def _as_units(self, sizes: np.ndarray) -> np.ndarray:
+        """The units of `align` columns of sizes [..., sides]."""
+        if max(self._align) == 1:
+            return sizes
+        return -(-sizes.astype(np.int64) // self._align)
+
+    def _as_keys(self, sizes: np.ndarray, begin: int) -> np.ndarray:
+        """The keys of the first pieces of examples from `begin` on, which have these sizes."""
         if self._numbers is not None:
-            return self._numbers[begin:end]
-        return self._units(self._first_sizes(begin, end))
-
-    def _units(self, sizes: Any) -> Any:
-        return sizes if self.align == 1 else -(-np.asarray(sizes, np.int64) // np.array(self.align))
+            return self._numbers[begin : begin + len(sizes)]
+        return self._as_units(sizes)[:, 0]
 
     def keys(self, begin: int, end: int) -> np.ndarray:
         """The keys of the pieces `begin` to `end`; may share memory with the examples' lengths."""
         first, last = self._later_pieces.searchsorted((begin, end)).tolist()
-        keys = self._first_keys(begin - first, end - last)
+        keys = self._as_keys(self._first_sizes(begin - first, end - last), begin - first)
         if first == last:
             return keys
         found = np.empty(end - begin, np.int64)
         is_later = np.zeros(end - begin, bool)
         is_later[self._later_pieces[first:last] - begin] = True
-        found[is_later], found[~is_later] = self._units(self._later[2, first:last]), keys
+        found[is_later] = self._as_units(self._later[2, first:last, None])[:, 0]
+        found[~is_later] = keys
         return found
 
     def count(self) -> np.ndarray:
         """The number of pieces of each key: int64 [keys]; 0 for key 0, which is never packed."""
         counts = np.zeros(len(self.table), np.int64)
-        for keys, _ in self._chunks():
-            counts += np.bincount(keys, minlength=len(counts))
+        for begin, sizes in self._chunks():
+            counts += np.bincount(self._as_keys(sizes, begin), minlength=len(counts))
         if len(self._times):  # all later pieces but the last of each example are full
-            last = self._lengths[self.overlong] - self._times * self._room
-            counts[self._units(self._room)] += (self._times - 1).sum()
-            np.add.at(counts, self._units(last), 1)
+            last = self._lengths.array[self.overlong] - self._times[:, None] * self._room
+            counts[self._as_units(self._room)[0]] += (self._times - 1).sum()
+            np.add.at(counts, self._as_units(last)[:, 0], 1)
         counts[0] = 0
         return counts
 
     @functools.cached_property
     def positions(self) -> np.ndarray:
         """The positions of all pieces on each side: int64 [sides]."""
-        total = np.zeros(self.table.shape[1], np.int64)
+        total = np.zeros(len(self._room), np.int64)
         for _, sizes in self._chunks():
-            total += sizes.reshape(len(sizes), -1).sum(axis=0, dtype=np.int64)
+            total += sizes.sum(axis=0, dtype=np.int64)
         total[0] += self._later[2].sum()
         return total
 
@@ -213,20 +211,20 @@ class Pieces:
     def mean_positions(self) -> np.ndarray:
         """The mean positions of pieces of each key: float64 [keys, sides]."""
         total = np.zeros(self.table.shape)
-        if len(self._times):
-            np.add.at(total[:, 0], self._units(self._later[2]), self._later[2])
-        for keys, sizes in self._chunks():
-            for side, positions in enumerate(sizes.reshape(-1, len(self._costs)).T):
+        np.add.at(total[:, 0], self._as_units(self._later[2, :, None])[:, 0], self._later[2])
+        for begin, sizes in self._chunks():
+            keys = self._as_keys(sizes, begin)
+            for side, positions in enumerate(sizes.T):
                 total[:, side] += np.bincount(keys, positions, len(self.table))
         return total / np.maximum(self.count(), 1)[:, None]
 
     @functools.cached_property
-    def most_continuations(self) -> np.ndarray | None:
-        """The most continuations of a piece of each key: int64 [keys], or None without groups."""
-        if self.trees is None:
-            return None
+    def most_continuations(self) -> np.ndarray:
+        """The most continuations of a piece of each key: int64 [keys]."""
         found = np.zeros(len(self.table), np.int64)
-        np.maximum.at(found, self._first_keys(0, len(self._lengths)), self.trees[:, 1])
+        if self._lengths.has_groups:
+            keys = self._as_keys(self._first_sizes(0, len(self._lengths)), 0)
+            np.maximum.at(found, keys, self._lengths.continuations)
         return found
 
     def first_pieces(self, examples: np.ndarray) -> np.ndarray:
@@ -250,10 +248,10 @@ class Pieces:
 
     def _sizes_of(self, examples: np.ndarray) -> np.ndarray:
         """The sizes of the first pieces of `examples`, none of which is dropped."""
-        sizes = self._lengths[examples]
+        sizes = self._lengths.array[examples]
         if len(self.overlong):
-            sizes = np.minimum(sizes, self._room)
-        return sizes.astype(np.int64).reshape(len(examples), self.table.shape[1])
+            sizes = np.minimum(sizes, self._most)
+        return sizes.astype(np.int64)
 
     def costs(self, pieces: np.ndarray, parts: np.ndarray | None = None) -> np.ndarray:
         """The cost that `pieces` add to the attention of a row: int64 [len(pieces)].
@@ -263,22 +261,15 @@ class Pieces:
         examples, _, sizes = self.locate(pieces)
         sizes = sizes if parts is None else parts
         costs = lengths_lib.weigh(sizes * sizes, self._costs).astype(np.int64)
-        if self.trees is None:
+        if not self._lengths.has_groups:
             return costs
-        _, branches, of_groups = self.trees[examples].T
-        return np.where(branches > 0, of_groups, costs)
+        return np.where(self._lengths.indivisible[examples], self._lengths.work[examples], costs)
 
     def positions_per_example(self) -> np.ndarray:
         """The positions of each example that are in a piece: int64 [examples, sides]."""
         found = self._first_sizes(0, len(self._lengths)).astype(np.int64)
-        found = found.reshape(len(found), self.table.shape[1])
         np.add.at(found, self._later[0], self._later[2][:, None])
         return found
-
-
-def _within(examples: np.ndarray, begin: int, end: int) -> np.ndarray:
-    """The numbers from `begin` to `end` among `examples`, which ascend."""
-    return examples[slice(*examples.searchsorted((begin, end)).tolist())]
 
 
 def _number(units: np.ndarray, room: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
@@ -294,9 +285,9 @@ def _number(units: np.ndarray, room: tuple[int, ...]) -> tuple[np.ndarray, np.nd
 
 def _overlong_error(lengths: np.ndarray, overlong: np.ndarray, room: tuple[int, ...]) -> ValueError:
     seen, most = (
-        " and ".join(f"{n:,}" for n in np.ravel(each)) for each in (lengths[overlong[0]], room)
+        " and ".join(f"{n:,}" for n in np.ravel(sizes)) for sizes in (lengths[overlong[0]], room)
     )
-    others = "'split', 'truncate' or 'drop'" if lengths.ndim == 1 else "'truncate' or 'drop'"
+    others = "'split', 'truncate' or 'drop'" if len(room) == 1 else "'truncate' or 'drop'"
     return InvalidValue(
         f"example {overlong[0]:,} has {seen} positions, longer than the longest bucket's {most} "
         f"(too long: {len(overlong):,} of {counted(len(lengths), 'example')}); give a longer "

@@ -3,8 +3,8 @@
 import functools
 import itertools
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping
-from typing import Any, Unpack
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Self, Unpack
 
 import numpy as np
 
@@ -86,7 +86,7 @@ class Plan:
             long, "split" and "truncate" are errors.
         window: the approximate number of pieces (examples or their parts) that are packed together;
             limits memory and the time to the first batch; default 4,194,304. A larger corpus has
-            several windows, each of blocks from all of it, or of files. Several corpora divide the
+            several windows, each of runs from all of it, or of files. Several corpora divide the
             number, but each has windows of at least 65,536 pieces, if that is less than `window`.
         max_segments: the most segments in a row. Default None: no limit.
         align: every segment begins at a column that is a multiple of this, for kernels that work on
@@ -130,15 +130,16 @@ class Plan:
         checked = Options(buckets=shapes, **options)
         self._set(changes_lib.begin(lengths, checked, weights, exclude))
 
-    def _set(self, stages: Iterable[Stage], first: int = 0) -> None:
-        self.stages, self.first = tuple(stages), first
+    def _set(self, history: Sequence[changes_lib.Change], first: int = 0) -> None:
+        self._history, self.first = history, first
+        self.stages = tuple(stage for stage, _ in history)
         self._starts = [stage.start for stage in self.stages]
 
     @classmethod
-    def from_stages(cls, stages: Iterable[Stage], first: int) -> "Plan":
-        """The plan of some stages, with the steps from `first` on."""
+    def _of(cls, history: Sequence[changes_lib.Change], first: int) -> Self:
+        """The plan with some history, and the steps from `first` on."""
         plan = cls.__new__(cls)
-        plan._set(stages, first)
+        plan._set(history, first)
         return plan
 
     def batch(self, step: int) -> PlannedBatch:
@@ -195,7 +196,7 @@ class Plan:
         step = require_whole("step", step, 0)
         check_first(step, self.first)
         given: Any = {"lengths": lengths, "exclude": exclude, "weights": weights, **changes}
-        return self.from_stages(changes_lib.after(self.stages, step, **given), self.first)
+        return self._of(changes_lib.after(self._history, step, **given), self.first)
 
     @classmethod
     def replay(cls, lengths: Any, changes: Iterable[tuple[int, Mapping[str, Any]]]) -> "Plan":
@@ -209,8 +210,8 @@ class Plan:
             ValueError: `changes` is empty, or `Plan` or `after` raises it.
         """
         plan: Plan | None = None
-        for step, each in changes_lib.read(changes, lengths):
-            plan = cls(**each) if plan is None else plan.after(step, **each)
+        for step, keywords in changes_lib.read(changes, lengths):
+            plan = cls(**keywords) if plan is None else plan.after(step, **keywords)
         if plan is None:
             raise InvalidValue(
                 "changes is empty; give at least the entry of step 0, with all options"
@@ -225,7 +226,7 @@ class Plan:
 
     def onward(self, step: int) -> "Plan":
         """The same plan with only the steps from `step` on, and their buckets."""
-        return self.from_stages(self.stages, max(require_index(step), self.first))
+        return self._of(self._history, max(require_index(step), self.first))
 
     # ---- stages
 
@@ -240,16 +241,16 @@ class Plan:
 
     def streams_of(self, corpus: int, step: int | None = None) -> list[Stream]:
         """The streams of a corpus, by its number, of the stages that begin before a step."""
-        stages = [each for each in self.stages if step is None or each.start < max(step, 1)]
-        every = [each.streams[corpus] for each in stages if corpus < len(each.members)]
-        return list(dict.fromkeys(every))  # some stages share one
+        stages = [stage for stage in self.stages if step is None or stage.start < max(step, 1)]
+        streams = [stage.streams[corpus] for stage in stages if corpus < len(stage.streams)]
+        return list(dict.fromkeys(streams))  # some stages share one
 
     # ---- the data state and the history of a run
 
     @property
     def changes(self) -> list[tuple[int, dict[str, Any]]]:
         """The first step and the new options of each stage: JSON, for `Plan.replay`."""
-        return changes_lib.as_json(self.stages)
+        return changes_lib.as_json(self._history)
 
     @property
     def entries(self) -> tuple[Mapping[str, Any], ...]:
@@ -257,15 +258,16 @@ class Plan:
         return tuple(stage.entry for stage in self.stages)
 
     @property
-    def counts(self) -> tuple[int, ...]:
+    def examples_per_stage(self) -> tuple[int, ...]:
         """The number of examples in each stage, including those left out."""
-        return tuple(stage.num_examples for stage in self.stages)
+        return tuple(stage.members.count for stage in self.stages)
 
     @functools.cached_property
     def identity(self) -> Any:
         """Everything that the batches depend on, as JSON; if the plan changes, a list by stage."""
-        each = [{"from": stage.start, **stage.identity} for stage in self.stages]
-        return self.stages[0].identity if len(each) == 1 else each
+        if len(self.stages) == 1:
+            return self.stages[0].identity
+        return [{"from": stage.start, **stage.identity} for stage in self.stages]
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -280,7 +282,7 @@ class Plan:
         """
         stage = self.stage_at(step)
         begin = stage.assembly.block(step).start
-        rows = stage.schedule.taken(begin).rows.T
+        rows = stage.schedule.before(begin).rows.T
         return {
             stream.name: stream.files_ahead(before)
             for stream, before in zip(stage.streams, rows, strict=True)
@@ -356,12 +358,12 @@ class Plan:
     @property
     def names(self) -> tuple[str, ...]:
         """The names of the corpora of the last stage, in order; `("",)` for one corpus."""
-        return tuple(self.stages[-1].members)
+        return tuple(self.stages[-1].members.corpora)
 
     @property
     def num_examples(self) -> int:
         """Examples of all corpora in the last stage, including those left out."""
-        return self.counts[-1]
+        return self.examples_per_stage[-1]
 
     @property
     def max_position(self) -> int:
@@ -380,7 +382,7 @@ class Plan:
         counts = self.count(self.first, end).batches
         used = {last.options.buckets[number] for number in last.schedule.repeated}
         every = (bucket for stage in self.stages for bucket in stage.options.buckets)
-        return {each: max(counts.get(each, 0), int(each in used)) for each in every}
+        return {bucket: max(counts.get(bucket, 0), int(bucket in used)) for bucket in every}
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
@@ -391,7 +393,7 @@ class Plan:
         every = {bucket for stage in self.stages for bucket in stage.options.buckets}
         if self.first or len(self.stages) > 1:
             every = {bucket for bucket, number in self.batches_per_bucket.items() if number}
-        return tuple(sorted(every, key=lambda bucket: bucket.order))
+        return tuple(sorted(every, key=lambda bucket: bucket.sort_key))
 
     def most_segments(self) -> dict[Bucket, int]:
         """The most segments that a row of each bucket may have; at least 1."""
@@ -404,8 +406,8 @@ class Plan:
     def _most_in_row(self, name: str) -> dict[Bucket, int]:
         most = {bucket: 1 for stage in self.stages for bucket in stage.options.buckets}
         for stage in self.stages:
-            for leg in (leg for stream in stage.streams for leg in stream.legs):
-                numbers = getattr(leg.planned.layout, name)
+            for rows in (rows for stream in stage.streams for rows in stream.passes):
+                numbers = getattr(rows.windows, name)
                 for bucket, number in zip(stage.options.buckets, numbers, strict=True):
                     most[bucket] = max(most[bucket], number)
         return most
@@ -437,7 +439,7 @@ class Plan:
         return f"Plan(buckets={self.buckets}, fingerprint={self.fingerprint!r})"
 
     def __str__(self) -> str:
-        return describe(self.stages, self.count(*self.epoch_steps))
+        return describe(self._history, self.count(*self.epoch_steps))
 
 
 def check_first(step: int, first: int) -> None:

@@ -4,13 +4,13 @@ import dataclasses
 import functools
 import hashlib
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.layout import row_starts
-from pipeline.planning.options import by_side
-from pipeline.planning.pieces import Align
+from pipeline.planning.options import by_side, unify
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -27,8 +27,7 @@ class PlannedBatch:
             None with one corpus, where all have `epoch`.
         sources: with several corpora, the real positions of each in the batch, by name; those of
             a side count with its cost.
-        align: every segment begins at a column that is a multiple of this: one number for all
-            sides, or one for each.
+        align: every segment begins at a column that is a multiple of this, for each side.
     """
 
     bucket: Bucket
@@ -36,7 +35,10 @@ class PlannedBatch:
     epoch: int = 0
     epochs: np.ndarray | None = None
     sources: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    align: Align = 1
+    align: Any = 1  # one number stands for all sides
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "align", by_side("align", self.align, self.bucket.names))
 
     @property
     def num_tokens(self) -> int:
@@ -59,11 +61,12 @@ class PlannedBatch:
 
         With `align`, padding may follow every segment, not only the last one of a row.
         """
-        places = self.segments[:, 3] if self.segments.shape[1] == 4 else self.segments[:, 3:]
-        if self.align != 1:
+        places = self.segments[:, 3:]
+        if max(self.align) > 1:
             places = -(-places // np.array(self.align)) * self.align
         before = places.cumsum(axis=0) - places
-        return before - before[self._starts]
+        columns = before - before[self._starts]
+        return columns if len(self.align) > 1 else columns[:, 0]
 
     @property
     def epoch_of_segments(self) -> np.ndarray:
@@ -77,18 +80,18 @@ class PlannedBatch:
         """One batch for each side; the batch itself if it has one."""
         if len(self.bucket.lengths) == 1:
             return (self,)
-        aligns = by_side("align", self.align, self.bucket.names)
         return tuple(
             dataclasses.replace(
                 self, bucket=bucket, segments=self.segments[:, [0, 1, 2, 3 + side]], align=align
             )
-            for side, (bucket, align) in enumerate(zip(self.bucket.sides, aligns, strict=True))
+            for side, (bucket, align) in enumerate(zip(self.bucket.sides, self.align, strict=True))
         )
 
     @property
     def digest(self) -> str:
         """A short hash of the bucket, the segments and their columns."""
         sha = hashlib.sha256(f"{self.bucket}".encode())
-        sha.update(f" align={self.align}".encode() if self.align != 1 else b"")
+        align = unify(self.align)
+        sha.update(f" align={align}".encode() if align != 1 else b"")
         sha.update(self.segments.astype("<i8").tobytes())
         return sha.hexdigest()[:16]

@@ -1,6 +1,6 @@
 """Schedules: the bucket of each step, and the rows it takes from each stream.
 
-A schedule is a list of intervals, made when their steps are needed. Shares are constant in an
+A schedule consists of intervals, made when their steps are needed. Shares are constant in an
 interval, so a quota gives any step without the steps before it. The intervals of a single stream
 are the rest of epochs in progress and each whole epoch; their last batches may be short. With
 several streams, an interval ends where one of them ends the rest of an epoch.
@@ -21,7 +21,7 @@ import numpy as np
 
 from pipeline.planning.options import Options
 from pipeline.planning.order import Purpose, Quota, random_bits, random_key
-from pipeline.planning.stream import Leg, Stream
+from pipeline.planning.stream import Rows, Stream
 
 # What streams are owed is counted in units of 1 / UNIT row; their pace, in units of 1 / PACE pass.
 UNIT, PACE = 1 << 64, 1 << 160
@@ -33,77 +33,11 @@ NEVER = 1 << 62
 KEPT = 8
 
 
-class Taken(NamedTuple):
+class Counters(NamedTuple):
     """The batches and rows taken before a step."""
 
-    step: int
     batches: np.ndarray  # int64 [buckets]
     rows: np.ndarray  # int64 [buckets, streams]
-    owed: Sequence[Sequence[int]]  # for each bucket, those owed to several streams, times `UNIT`
-
-
-@dataclasses.dataclass(frozen=True)
-class Interval:
-    """Consecutive steps with constant shares."""
-
-    begin: Taken  # what was taken before it
-    rows_per_batch: np.ndarray  # int64 [buckets]
-    bucket_quota: Quota  # divides steps among buckets
-    stream_quotas: Sequence[Quota]  # for each bucket, divides its rows among streams
-    # int64 [buckets, streams], the rows at the end of a pass, whose last batches may be short; or
-    # `NEVER`.
-    most_rows: np.ndarray
-    # Of several streams: for each bucket, the rows of each in a step, times `per_step`; and one
-    # past the last step, or None if the interval never ends.
-    shares: Sequence[Sequence[int]] = ()
-    per_step: int = 1
-    end: int | None = None
-
-    @property
-    def start(self) -> int:
-        """The first step."""
-        return self.begin.step
-
-    def before(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """`batches` and `rows` of `taken(step)`."""
-        steps = np.array(self.bucket_quota.before(step - self.start))
-        taken = (steps * self.rows_per_batch).tolist()
-        each = zip(self.stream_quotas, taken, strict=True)
-        rows = self.begin.rows + np.array([quota.before(place) for quota, place in each])
-        return self.begin.batches + steps, np.minimum(rows, self.most_rows)
-
-    def at(self, step: int) -> tuple[int, list[tuple[int, int, int]]]:
-        """See `Schedule.at`."""
-        place = step - self.start
-        ((bucket, number, _),) = self.bucket_quota.between(place, place + 1)
-        rows, quota = int(self.rows_per_batch[bucket]), self.stream_quotas[bucket]
-        first = number * rows
-        most, base = self.most_rows[bucket].tolist(), self.begin.rows[bucket].tolist()
-        return (
-            bucket,
-            [
-                (
-                    stream,
-                    base[stream] + begin,
-                    min(end - begin, most[stream] - base[stream] - begin),
-                )
-                for stream, begin, end in quota.between(first, first + rows)
-            ],
-        )
-
-    def taken(self, step: int) -> Taken:
-        """The batches and rows taken before a step."""
-        (batches, rows), owed = self.before(step), self.begin.owed
-        if self.shares:
-            steps, taken = (step - self.start) * UNIT, (rows - self.begin.rows).tolist()
-            owed = [
-                [
-                    had + share * steps // self.per_step - n * UNIT
-                    for had, share, n in zip(*of_bucket, strict=True)
-                ]
-                for of_bucket in zip(owed, self.shares, taken, strict=True)
-            ]
-        return Taken(step, batches, rows, owed)
 
 
 class Schedule(abc.ABC):
@@ -111,49 +45,47 @@ class Schedule(abc.ABC):
 
     Attributes:
         start: the first step.
-        offsets: what to add to each stream's epochs for those of the plan; None without a weight.
     """
 
-    offsets: tuple[int | None, ...] = (0,)
-
-    def __init__(self, start: int, streams: Sequence[Stream], options: Options, begin: Taken):
-        """`begin` is what was taken of the streams before `start`."""
-        self.start, self._options, self._begin = start, options, begin
-        self._rows = np.array([bucket.rows for bucket in options.buckets])
+    def __init__(self, start: int, streams: Sequence[Stream], options: Options):
+        self.start = start
+        self._rows_per_batch = np.array([bucket.rows for bucket in options.buckets])
         # The epoch of the first row of each stream, and that of its first whole epoch.
         self._first, self._later = np.array(
-            [[stream.legs[0].epoch, stream.legs[-1].epoch] for stream in streams]
+            [[stream.passes[0].epoch, stream.whole.epoch] for stream in streams]
         ).T
         # The rows of each bucket and stream before whole epochs, and those of a whole epoch.
-        self._rest = np.stack([stream.legs[-1].start for stream in streams], axis=1)
-        self._whole = np.stack([stream.whole.rows for stream in streams], axis=1)
+        self._rest = np.stack([stream.whole.start for stream in streams], axis=1)
+        self._whole = np.stack([stream.whole.counts for stream in streams], axis=1)
 
     @abc.abstractmethod
-    def _interval(self, step: int) -> Interval:
-        """The interval of a step."""
+    def at(self, step: int) -> tuple[int, list[tuple[int, int, int]]]:
+        """The shape of a step, which is the number of its bucket; and its rows.
+
+        Rows are of a stream by number, from a first one on: (stream, first row, how many).
+        """
+
+    @abc.abstractmethod
+    def before(self, step: int) -> Counters:
+        """The batches and rows taken before a step."""
 
     @abc.abstractmethod
     def epoch_of(self, step: int) -> int:
         """The epoch of a step."""
 
     @property
+    def weighted(self) -> np.ndarray:
+        """Whether each stream has rows: bool [streams]."""
+        return np.ones(len(self._first), bool)
+
+    @property
     def repeated(self) -> list[int]:
         """The numbers of the buckets of whole epochs."""
-        weighted = [offset is not None for offset in self.offsets]
-        return np.flatnonzero(self._whole[:, weighted].any(axis=1)).tolist()
-
-    def at(self, step: int) -> tuple[int, list[tuple[int, int, int]]]:
-        """A step's bucket by number, and its rows: (stream, first row, how many)."""
-        return self._interval(step).at(step)
-
-    def taken(self, step: int) -> Taken:
-        """The batches and rows taken before a step."""
-        return self._begin if step == self.start else self._interval(step - 1).taken(step)
+        return np.flatnonzero(self._whole[:, self.weighted].any(axis=1)).tolist()
 
     def epochs(self, step: int) -> list[int]:
         """The least epoch of each stream that is not over before a step."""
-        rows = self._interval(max(step - 1, self.start)).before(step)[1]  # faster than `taken`
-        return self._epochs_after(rows)
+        return self._epochs_after(self.before(step).rows)
 
     def _epochs_after(self, rows: np.ndarray) -> list[int]:
         """As `epochs`, after some rows [buckets, streams]."""
@@ -169,7 +101,7 @@ class Schedule(abc.ABC):
     def first_repeat(self) -> int:
         """The first step from `start` on with rows that a stream had in an epoch before."""
         once = self._rest + self._whole * (self._later == 0)
-        return find_first(lambda at: bool((self.taken(at).rows > once).any()), self.start) - 1
+        return find_first(lambda at: bool((self.before(at).rows > once).any()), self.start) - 1
 
     def block_around(self, step: int, size: int) -> range:
         """The steps of the block of a step, within its epoch; blocks of `size` begin at step 0."""
@@ -181,60 +113,139 @@ class Schedule(abc.ABC):
         return range(begin, end)
 
 
+class Pass(NamedTuple):
+    """The steps of a single stream that take the rows of one of its passes."""
+
+    start: int  # the first step
+    rows: Rows
+    batches: np.ndarray  # int64 [buckets], those of one repetition
+    steps: int  # of one repetition
+    before: np.ndarray  # int64 [buckets], the batches before it
+
+
+class Epoch(NamedTuple):
+    """Consecutive steps of a single stream: an epoch, or the rest of those in progress."""
+
+    start: int  # its first step
+    quota: Quota  # divides its steps among buckets
+    batches: np.ndarray  # int64 [buckets], those before it
+    begin: np.ndarray  # int64 [buckets], the rows of the stream before it
+    end: np.ndarray  # int64 [buckets], the rows of the stream before the next one
+
+
 class Single(Schedule):
     """The steps of one stream: the rest of its epochs in progress, then one whole epoch each."""
 
     def __init__(self, start: int, stream: Stream, options: Options):
-        none = np.zeros(len(options.buckets), np.int64)
-        super().__init__(start, [stream], options, Taken(start, none, none[:, None], ()))
-        *rest, self._repeated = stream.legs
-        self._batches = self._count_batches(self._repeated)  # of a whole epoch
-        self._resumed = rest[0] if rest else None
-        self._batches_before = self._count_batches(rest[0]) if rest else none  # whole epochs
-        self._steps = int(self._batches.sum())
-        self._epoch_start = start + int(self._batches_before.sum())
-        self._intervals: tuple[Interval, ...] = ()  # those made last
+        super().__init__(start, [stream], options)
+        self._shuffle, self._seed = options.shuffle, options.seed
+        self._passes: list[Pass] = []
+        before = 0 * self._rows_per_batch
+        for rows in stream.passes:
+            batches = -(-rows.counts // self._rows_per_batch)
+            self._passes.append(Pass(start, rows, batches, int(batches.sum()), before))
+            before, start = before + batches, start + int(batches.sum())
+        self._epochs: tuple[Epoch, ...] = ()  # those made last
 
-    def _count_batches(self, leg: Leg) -> np.ndarray:
-        """The batches of each bucket that hold the rows of a leg: int64 [buckets]."""
-        return -(-leg.planned.rows // self._rows)
+    def _find(self, step: int) -> tuple[int, Pass]:
+        """How often the pass of a step is over before it, and that pass."""
+        found = self._passes[-1] if step >= self._passes[-1].start else self._passes[0]
+        return (step - found.start) // found.steps, found
 
-    def _interval(self, step: int) -> Interval:
-        times = (step - self._epoch_start) // self._steps
-        leg, counts, begin = self._repeated, self._batches, self._begin
-        if self._resumed is not None and step < self._epoch_start:
-            leg, counts, times = self._resumed, self._batches_before, 0
-        else:
-            rows = leg.start + times * leg.planned.rows
-            batches = self._batches_before + times * counts
-            first = self._epoch_start + times * self._steps
-            begin = Taken(first, batches, rows[:, None], ())
-        kept = self._intervals
-        if found := [each for each in kept if each.start == begin.step]:
-            return found[0]
-        interval = self._make_interval(leg, counts, begin, leg.epoch + times)
-        self._intervals = (interval, *kept[: KEPT - 1])
-        return interval
+    def _epoch_at(self, step: int) -> Epoch:
+        times, (first, rows, batches, steps, before) = self._find(step)
+        start, kept = first + times * steps, self._epochs
+        if known := [epoch for epoch in kept if epoch.start == start]:
+            return known[0]
+        phase = 0
+        if self._shuffle:
+            key = random_key(self._seed, "buckets", rows.repeats)
+            bits = random_bits(key, Purpose.BUCKETS, 1, epoch=rows.epoch + times)
+            phase = int(bits[0]) % steps
+        quota, begin = Quota(batches.tolist(), first=phase), rows.start + times * rows.counts
+        epoch = Epoch(start, quota, before + times * batches, begin, begin + rows.counts)
+        self._epochs = (epoch, *kept[: KEPT - 1])
+        return epoch
 
-    def _make_interval(self, leg: Leg, counts: np.ndarray, begin: Taken, epoch: int) -> Interval:
-        """The interval of a leg's rows, in an epoch; `counts` has the batches of each bucket."""
-        first, steps = 0, int(counts.sum())
-        if self._options.shuffle:
-            key = random_key(self._options.seed, "buckets", leg.planned.repeats)
-            first = int(random_bits(key, Purpose.BUCKETS, 1, epoch=epoch)[0]) % steps
-        return Interval(
-            begin,
-            self._rows,
-            Quota(counts.tolist(), first=first),
-            [Quota([1])] * len(counts),
-            begin.rows + leg.planned.rows[:, None],
-        )
+    def at(self, step: int) -> tuple[int, list[tuple[int, int, int]]]:
+        """See `Schedule`."""
+        epoch = self._epoch_at(step)
+        place = step - epoch.start
+        ((shape, number, _),) = epoch.quota.between(place, place + 1)
+        rows = int(self._rows_per_batch[shape])
+        first = int(epoch.begin[shape]) + number * rows
+        return shape, [(0, first, min(rows, int(epoch.end[shape]) - first))]
+
+    def before(self, step: int) -> Counters:
+        """See `Schedule`."""
+        epoch = self._epoch_at(step)
+        batches = np.array(epoch.quota.before(step - epoch.start))
+        rows = np.minimum(epoch.begin + batches * self._rows_per_batch, epoch.end)
+        return Counters(epoch.batches + batches, rows[:, None])
 
     def epoch_of(self, step: int) -> int:
         """See `Schedule`."""
-        if self._resumed is not None and step < self._epoch_start:
-            return self._resumed.epoch
-        return self._repeated.epoch + (step - self._epoch_start) // self._steps
+        times, found = self._find(step)
+        return found.rows.epoch + times
+
+
+class Taken(NamedTuple):
+    """What a mixture has given out before a step, at which another one takes over."""
+
+    epoch: int = 0  # of the step
+    # What to add to each stream's epochs for those of the plan; None without a weight.
+    offsets: Sequence[int | None] = ()
+    # The rows of each bucket and stream, int64 [buckets, streams], and those owed to it, times
+    # `UNIT`; None if the streams are new.
+    rows: np.ndarray | None = None
+    owed: Sequence[Sequence[int]] = ()
+
+
+NOTHING = Taken()
+
+
+@dataclasses.dataclass(frozen=True)
+class Interval:
+    """Consecutive steps of a mixture with constant shares."""
+
+    start: int  # the first step
+    begin: Counters  # what was taken before it
+    owed: Sequence[Sequence[int]]  # for each bucket, the rows owed to each stream, times `UNIT`
+    rows_per_batch: np.ndarray  # int64 [buckets]
+    bucket_quota: Quota  # divides steps among buckets
+    stream_quotas: Sequence[Quota]  # for each bucket, divides its rows among streams
+    # For each bucket, the rows of each stream in a step, times `per_step`.
+    shares: Sequence[Sequence[int]]
+    per_step: int
+    end: int | None = None  # one past the last step; None if the interval never ends
+
+    def before(self, step: int) -> Counters:
+        """The batches and rows taken before a step."""
+        steps = np.array(self.bucket_quota.before(step - self.start))
+        taken = (steps * self.rows_per_batch).tolist()
+        of_buckets = zip(self.stream_quotas, taken, strict=True)
+        rows = np.array([quota.before(place) for quota, place in of_buckets])
+        return Counters(self.begin.batches + steps, self.begin.rows + rows)
+
+    def owed_at(self, step: int) -> list[list[int]]:
+        """What is owed to each stream before a step, as `owed`."""
+        steps = (step - self.start) * UNIT
+        taken = (self.before(step).rows - self.begin.rows).tolist()
+        return [
+            [
+                had + share * steps // self.per_step - n * UNIT
+                for had, share, n in zip(*of_bucket, strict=True)
+            ]
+            for of_bucket in zip(self.owed, self.shares, taken, strict=True)
+        ]
+
+    def at(self, step: int) -> tuple[int, list[tuple[int, int, int]]]:
+        """See `Schedule.at`."""
+        place = step - self.start
+        ((shape, number, _),) = self.bucket_quota.between(place, place + 1)
+        rows, base = int(self.rows_per_batch[shape]), self.begin.rows[shape].tolist()
+        ranges = self.stream_quotas[shape].between(number * rows, (number + 1) * rows)
+        return shape, [(stream, base[stream] + low, high - low) for stream, low, high in ranges]
 
 
 class Mixture(Schedule):
@@ -250,35 +261,53 @@ class Mixture(Schedule):
         streams: Sequence[Stream],
         options: Options,
         weights: Mapping[str, Fraction],
-        before: "Mixture | None" = None,
-        taken: Taken | None = None,
+        taken: Taken = NOTHING,
     ):
-        """`before` is the schedule of the steps before `start`, of which streams go on at `taken`.
-
-        None: they are new streams.
-        """
-        none = np.zeros(len(options.buckets), np.int64)
-        had = taken or Taken(start, none, none[:, None][:, :0], [()] * len(none))
-        new = len(streams) - had.rows.shape[1]
-        rows = np.pad(had.rows, ((0, 0), (0, new)))
-        owed = [[*of_bucket, *[0] * new] for of_bucket in had.owed]
-        super().__init__(start, streams, options, Taken(start, none, rows, owed))
+        """`taken` is what the mixture before this one has given out; default: there is none."""
+        super().__init__(start, streams, options)
+        none = np.zeros((len(options.buckets), 0), np.int64)
+        had = none if taken.rows is None else taken.rows
+        new = len(streams) - had.shape[1]
+        owed = taken.owed or [()] * len(none)
+        self._owed = [[*of_bucket, *[0] * new] for of_bucket in owed]
+        self._begin = Counters(0 * self._rows_per_batch, np.pad(had, ((0, 0), (0, new))))
         self._streams = streams
         self._weights = [weights[stream.name] for stream in streams]
-        self._unit = PACE * math.lcm(*self._rows.tolist())
+        self._unit = PACE * math.lcm(*self._rows_per_batch.tolist())
         self._intervals: tuple[Interval, ...] = ()  # those that are known by now
-        self.offsets = self._find_offsets(before)
-
-    def _find_offsets(self, before: "Mixture | None") -> tuple[int | None, ...]:
-        """`offsets`, where streams that had a weight before keep theirs."""
-        if before is None:
-            return tuple(0 if weight else None for weight in self._weights)
+        # Streams that had a weight before keep their offset.
         begun = self._epochs_after(self._begin.rows)
-        epoch = before.epoch_of(self.start)
-        each = itertools.zip_longest(self._weights, begun, before.offsets)
-        return tuple(
-            (epoch - own if had is None else had) if weight else None for weight, own, had in each
-        )
+        of_streams = itertools.zip_longest(self._weights, begun, taken.offsets)
+        self._offsets = [
+            (taken.epoch - own if offset is None else offset) if weight else None
+            for weight, own, offset in of_streams
+        ]
+
+    @property
+    def weighted(self) -> np.ndarray:
+        """See `Schedule`."""
+        return np.array(self._weights, bool)
+
+    def at(self, step: int) -> tuple[int, list[tuple[int, int, int]]]:
+        """See `Schedule`."""
+        return self._interval(step).at(step)
+
+    def before(self, step: int) -> Counters:
+        """See `Schedule`."""
+        return self._begin if step == self.start else self._interval(step - 1).before(step)
+
+    def epoch_of(self, step: int) -> int:
+        """See `Schedule`."""
+        epochs = zip(self.epochs(step), self._offsets, strict=True)
+        return min(epoch + offset for epoch, offset in epochs if offset is not None)
+
+    def taken(self, step: int, *, replan: bool) -> Taken:
+        """What the mixture from `step` on goes on from; with `replan`, it has new streams."""
+        now = Taken(self.epoch_of(step), self._offsets)
+        if replan:
+            return now
+        owed = self._owed if step == self.start else self._interval(step - 1).owed_at(step)
+        return now._replace(rows=self.before(step).rows, owed=owed)
 
     def _interval(self, step: int) -> Interval:
         while True:
@@ -287,63 +316,65 @@ class Mixture(Schedule):
             if end is None or step < end:
                 starts = [interval.start for interval in known]
                 return known[bisect.bisect_right(starts, step) - 1]
-            begin = known[-1].taken(end) if known else self._begin
-            self._intervals = (*known, self._next_interval(begin))
+            begin, owed = self._begin, self._owed
+            if known:
+                begin, owed = known[-1].before(end), known[-1].owed_at(end)
+            self._intervals = (*known, self._next_interval(end, begin, owed))
 
-    def _find_shares(self, legs: Sequence[Leg]) -> list[list[int]]:
+    def _find_shares(self, passes: Sequence[Rows]) -> list[list[int]]:
         """For each bucket, the rows of each stream in a unit of time.
 
-        The weight of a stream gives the pace of its leg, and the pace gives the rows of each
+        The weight of a stream gives the pace of its pass, and the pace gives the rows of each
         bucket.
         """
-        shares: list[list[int]] = [[] for _ in self._rows]
-        for leg, weight in zip(legs, self._weights, strict=True):
-            pace = self._unit * weight.numerator // (weight.denominator * leg.planned.size)
-            for of_bucket, count in zip(shares, leg.planned.rows.tolist(), strict=True):
+        shares: list[list[int]] = [[] for _ in self._rows_per_batch]
+        for rows, weight in zip(passes, self._weights, strict=True):
+            pace = self._unit * weight.numerator // (weight.denominator * rows.size)
+            for of_bucket, count in zip(shares, rows.counts.tolist(), strict=True):
                 of_bucket.append(pace * count)
         return shares
 
-    def _next_interval(self, taken: Taken) -> Interval:
-        """The interval after some rows.
+    def _next_interval(
+        self, start: int, begin: Counters, owed: Sequence[Sequence[int]]
+    ) -> Interval:
+        """The interval from a step on.
 
         It ends when a stream has taken the rest of its epochs in progress. Rows owed to streams are
         carried over to the next interval: otherwise, a small share would never have a row in short
         intervals.
         """
-        legs = [
-            stream.legs[-1] if (rows >= stream.legs[-1].start).all() else stream.legs[0]
-            for stream, rows in zip(self._streams, taken.rows.T, strict=True)
+        passes = [
+            stream.whole if (rows >= stream.whole.start).all() else stream.passes[0]
+            for stream, rows in zip(self._streams, begin.rows.T, strict=True)
         ]
-        each = enumerate(zip(legs, self._weights, strict=True))
-        rests = [n for n, (leg, weight) in each if weight and not leg.planned.repeats]
-        shares = self._find_shares(legs)
+        of_streams = enumerate(zip(passes, self._weights, strict=True))
+        rests = [n for n, (rows, weight) in of_streams if weight and not rows.repeats]
+        shares = self._find_shares(passes)
         in_batches = [
-            [sum(each) // n for each, n in zip(of_rows, self._rows.tolist(), strict=True)]
-            for of_rows in (shares, taken.owed)
+            [
+                sum(of_bucket) // n
+                for of_bucket, n in zip(of_rows, self._rows_per_batch.tolist(), strict=True)
+            ]
+            for of_rows in (shares, owed)
         ]
         interval = Interval(
-            taken,
-            self._rows,
+            start,
+            begin,
+            owed,
+            self._rows_per_batch,
             Quota(in_batches[0], in_batches[1], UNIT),
-            [Quota(each, had, UNIT) for each, had in zip(shares, taken.owed, strict=True)],
-            np.full_like(taken.rows, NEVER),
-            shares=shares,
-            per_step=sum(in_batches[0]),
+            [Quota(share, had, UNIT) for share, had in zip(shares, owed, strict=True)],
+            shares,
+            sum(in_batches[0]),
         )
         if not rests:
             return interval
-        ends = np.stack([legs[number].planned.rows for number in rests], axis=1)
+        ends = np.stack([passes[number].counts for number in rests], axis=1)
 
         def is_over(step: int) -> bool:
-            return bool((interval.before(step)[1][:, rests] >= ends).all(axis=0).any())
+            return bool((interval.before(step).rows[:, rests] >= ends).all(axis=0).any())
 
-        return dataclasses.replace(interval, end=find_first(is_over, interval.start))
-
-    def epoch_of(self, step: int) -> int:
-        """See `Schedule`."""
-        rows = self._interval(step).before(step)[1]
-        epochs = zip(self._epochs_after(rows), self.offsets, strict=True)
-        return min(epoch + offset for epoch, offset in epochs if offset is not None)
+        return dataclasses.replace(interval, end=find_first(is_over, start))
 
 
 def find_first(holds: Callable[[int], bool], after: int) -> int:

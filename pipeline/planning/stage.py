@@ -1,21 +1,21 @@
-"""Stages: a stage says how batches are made from a step on. A plan is a list of stages."""
+"""Stages: a stage has the batches from a step on. A plan is a list of stages."""
 
 import dataclasses
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from pipeline.errors import DoesNotFit, InvalidValue, counted
-from pipeline.planning.assembly import Assembly
+from pipeline.planning.assembly import Assembly, Batches, Together
 from pipeline.planning.bucket import PAIR
 from pipeline.planning.cache import WindowCache
 from pipeline.planning.identity import fingerprint_of
-from pipeline.planning.lengths import Lengths
+from pipeline.planning.members import Members
 from pipeline.planning.options import LEAST_WINDOW, VERSION, Options
-from pipeline.planning.schedule import Mixture, Schedule, Single, Taken
+from pipeline.planning.schedule import NOTHING, Mixture, Schedule, Single
 from pipeline.planning.stream import Stream
 from pipeline.planning.tiers import Tiers
 
@@ -24,19 +24,17 @@ CACHED = 1 << 22
 
 
 class Stage:
-    """The options of a plan from a step on, and the streams and the schedule that they give.
+    """The steps from one on, under one set of options: the streams and the schedule that they give.
+
+    It does not change. A change of the plan is another stage, which goes on after some rows.
 
     Attributes:
         start: the first step.
         options: the options.
         weights: the share of each of several corpora, by name; None for one corpus.
-        given: the lengths or corpora of the plan, with corpora that have joined.
-        members: the lengths of each corpus by name.
-        firsts: the number in the plan of the first example of each corpus: int64 [corpora].
-        changes: the changes of this stage, as keywords of `Plan.after` in JSON, with `examples`
-            (their number from here on) instead of `lengths`. In the first stage, all options.
-        replans: whether what the stage before it leaves of epochs is planned again, by new streams;
-            else it has other weights than that, and perhaps more corpora.
+        members: the corpora, with those that have joined by now.
+        continues: whether it has the streams of the stage before it, with other weights and perhaps
+            more corpora; else what that one leaves of epochs is planned again.
         streams: the stream of each corpus, in order.
         schedule: the bucket and the rows of each step.
         plain: the batches of each step before tiers deal their rows.
@@ -47,46 +45,46 @@ class Stage:
         self,
         start: int,
         options: Options,
-        members: Mapping[str, Lengths],
+        members: Members,
         weights: Mapping[str, Fraction] | None,
-        given: Any,
-        changes: Mapping[str, Any],
         *,
         before: "Stage | None" = None,
-        replan: bool = True,
+        continues: bool = False,
     ):
-        self.start, self.options, self.weights, self.given = start, options, weights, given
-        self.members, self.changes, self.replans = members, changes, replan
-        self.firsts = np.cumsum([0, *map(len, members.values())])[:-1]
-        taken = None if before is None else before.schedule.taken(start)
-        present = () if before is None else before.streams
-        self.streams: tuple[Stream, ...] = self._make_streams(present, taken if replan else None)
-        self.schedule: Schedule = self._make_schedule(before, None if replan else taken)
-        self.plain = Assembly(self.streams, self.schedule, options)
-        self.assembly: Assembly | Tiers = self.plain
+        """`before` is the stage of the steps before `start`; None: there is none."""
+        self.start, self.options, self.weights = start, options, weights
+        self.members, self.continues = members, continues
+        self.streams: tuple[Stream, ...] = self._make_streams(before)
+        self.schedule: Schedule = self._make_schedule(before)
+        self.plain = Assembly(self.streams, self.schedule, options, mixed=members.several)
+        self.assembly: Batches = self.plain
         if options.tiers > 1:
             self.assembly = Tiers(self.plain, self.schedule, options)
+        elif members.several:
+            self.assembly = Together(self.plain, self.schedule, options)
 
-    def _make_streams(self, before: Sequence[Stream], taken: Taken | None) -> tuple[Stream, ...]:
-        """The stream of each corpus.
-
-        The streams `before` of the first corpora continue: unchanged, or with the rest of epochs
-        after the rows `taken` of them planned again.
-        """
-        own = options_of_streams(self.options, self.members)
-        cache = before[0].cache if before else WindowCache(CACHED)
+    def _make_streams(self, before: "Stage | None") -> tuple[Stream, ...]:
+        """The stream of each corpus, of which the first ones go on from those `before`."""
+        present = () if before is None else before.streams
+        cache = present[0].cache if present else WindowCache(CACHED)
+        own, several = self.options, self.members.several
+        if several:
+            own = options_of_streams(own, len(self.members.corpora))
+        rows = None if before is None else before.schedule.before(self.start).rows
         streams: list[Stream] = []
-        for number, (name, corpus) in enumerate(self.members.items()):
+        for number, (name, corpus) in enumerate(self.members.corpora.items()):
             try:
-                if number >= len(before):
-                    first = int(self.firsts[number])
-                    stream = Stream(corpus, own, cache, name=name, first=first)
-                elif taken is None:
-                    stream = before[number]
+                if number >= len(present):
+                    first = int(self.members.firsts[number])
+                    stream = Stream(corpus, own, cache, name=name, by_row=several, first=first)
+                elif self.continues or rows is None:
+                    stream = present[number]
                 else:
-                    stream = before[number].after(taken.rows[:, number], corpus, own)
+                    stream = present[number].after(rows[:, number], corpus, own)
             except ValueError as error:
-                raise InvalidValue(f"corpus {name!r}: {error}" if name else str(error)) from error
+                raise InvalidValue(
+                    f"corpus {name!r}: {error}" if several else str(error)
+                ) from error
             except MemoryError as error:
                 positions = int(corpus.array.sum(dtype=np.int64))
                 raise DoesNotFit(
@@ -95,32 +93,19 @@ class Stage:
                     "of long examples, or overflow='truncate' or 'drop'"
                 ) from error
             streams.append(stream)
-        needs = sum(leg.planned.needs for stream in streams for leg in stream.legs)
+        needs = sum(rows.needs for stream in streams for rows in stream.passes)
         cache.capacity = max(cache.capacity, needs)
         return tuple(streams)
 
-    def _make_schedule(self, before: "Stage | None", taken: Taken | None) -> Schedule:
-        """The schedule, whose streams go on after the rows `taken`; None: they are new."""
+    def _make_schedule(self, before: "Stage | None") -> Schedule:
+        """The schedule; that of a mixture goes on from the one before."""
         if self.weights is None:
             return Single(self.start, self.streams[0], self.options)
-        earlier = None if before is None else before.schedule
-        assert earlier is None or isinstance(earlier, Mixture), "one corpus stays one"
-        return Mixture(self.start, self.streams, self.options, self.weights, earlier, taken)
-
-    @property
-    def num_examples(self) -> int:
-        """Examples of all corpora, including those left out."""
-        return sum(map(len, self.members.values()))
-
-    @property
-    def excluded(self) -> np.ndarray:
-        """Whether each example of all corpora is left out: bool [examples]."""
-        return np.concatenate([~lengths.stays for lengths in self.members.values()])
-
-    @property
-    def num_excluded(self) -> int:
-        """The number of examples of all corpora that are left out."""
-        return sum(lengths.num_excluded for lengths in self.members.values())
+        taken = NOTHING
+        if before is not None:
+            assert isinstance(before.schedule, Mixture), "one corpus stays one"
+            taken = before.schedule.taken(self.start, replan=not self.continues)
+        return Mixture(self.start, self.streams, self.options, self.weights, taken)
 
     @property
     def max_position(self) -> int:
@@ -130,7 +115,7 @@ class Stage:
     @property
     def cuts(self) -> int:
         """The number of pieces that an epoch of each corpus cuts to fill rows."""
-        return int(sum(stream.whole.layout.cuts.sum() for stream in self.streams))
+        return int(sum(stream.whole.windows.cuts.sum() for stream in self.streams))
 
     @functools.cached_property
     def identity(self) -> dict[str, Any]:
@@ -146,7 +131,7 @@ class Stage:
         if self.weights is None:
             del found["by"]
             return found | self.streams[0].identity
-        if not self.replans:
+        if self.continues:
             found["streams"] = "continue"
         corpora = {
             stream.name: {
@@ -170,10 +155,11 @@ class Stage:
         return {"from": self.start, "fingerprint": fingerprint, "identity": self.identity}
 
 
-def options_of_streams(options: Options, names: Collection[str]) -> Options:
-    """The options of each corpus's stream; several divide `window` and have buckets of one row."""
-    if "" in names:
-        return options
-    window = min(options.window, max(options.window // len(names), LEAST_WINDOW))
-    buckets = tuple(dataclasses.replace(each, rows=1) for each in options.buckets)
+def options_of_streams(options: Options, several: int) -> Options:
+    """The options of the stream of each of several corpora: they divide the window, and take rows.
+
+    A plan takes single rows of their buckets.
+    """
+    window = min(options.window, max(options.window // several, LEAST_WINDOW))
+    buckets = tuple(dataclasses.replace(bucket, rows=1) for bucket in options.buckets)
     return dataclasses.replace(options, window=window, buckets=buckets)

@@ -53,7 +53,7 @@ class Stock:
         if not counts.any():
             return None
         if not options.vectors:
-            longest = np.flatnonzero(counts)[-1:] * options.align
+            longest = np.flatnonzero(counts)[-1:] * options.align[0]
             if np.count_nonzero(counts) > SIZES:
                 counts = _merge(counts)
                 sizes = sizes[: len(counts)]
@@ -63,7 +63,7 @@ class Stock:
     def positions(self) -> float:
         """The cost of the positions of all examples, with those that `align` adds."""
         sizes, counts = self.examples
-        return float(weigh(counts @ sizes, self.options.costs)) * self.scale
+        return float(weigh(counts @ sizes, self.options.cost)) * self.scale
 
     @functools.cached_property
     def examples(self) -> tuple[np.ndarray, np.ndarray]:
@@ -79,13 +79,13 @@ class Stock:
         if (known := self._batches.get(buckets)) is not None:
             return known
         several = self.scale > 1  # in a sample, more of the batches would lack rows
-        single = tuple(dataclasses.replace(each, rows=1) for each in buckets)
+        single = tuple(dataclasses.replace(bucket, rows=1) for bucket in buckets)
         packer = self.options.packer(self.sizes, single if several else buckets, exactly=False)
         packed = packer.pack(self.counts)
         rows = [packed.rows(index) for index in range(len(buckets))]
         found: tuple[float, ...] = tuple(
-            each * self.scale / bucket.rows if several else -(-each // bucket.rows)
-            for each, bucket in zip(rows, buckets, strict=True)
+            number * self.scale / bucket.rows if several else -(-number // bucket.rows)
+            for number, bucket in zip(rows, buckets, strict=True)
         )
         self._batches[buckets] = found
         return found

@@ -117,10 +117,10 @@ def from_run(corpus: AnyCorpus, name: str, plan: Plan, batches: Mapping[str, Any
     options, buckets = select_options(FITTING, batches), plan.options.buckets
     others = ("weights", "by", "exclude")
     options |= plan.options.as_json([option for option in PLANNING if option not in others])
-    options["exclude"] = np.flatnonzero(plan.stages[-1].excluded)
+    options["exclude"] = np.flatnonzero(~plan.stages[-1].members.stays)
     if "buckets" in batches or buckets != plan.stages[0].options.buckets:
         options.pop("tokens_per_batch", None)  # not the budget of these buckets
-    costs = plan.options.costs
+    costs = plan.options.cost
     most = max(bucket.rows * weigh(bucket.lengths, costs) for bucket in buckets)
     options.setdefault("tokens_per_batch", int(most))
     return dataclasses.replace(from_corpus(corpus, name, options), plan=plan)

@@ -97,7 +97,7 @@ def measure(
     if dataset.side_names == PAIR:
         others = compare_other_pairs(dataset.lengths[stays], options, longest)
     elif dataset.side_names:
-        size = weigh(longest, plan.options.costs)
+        size = weigh(longest, plan.options.cost)
         rows = max(int(options["tokens_per_batch"] // size), 1)
         bucket = Bucket(rows, longest, plan.options.names)
         padded = options.replace(packing="none", **PLAIN).plan(dataset.by_side, (bucket,))
@@ -123,7 +123,8 @@ def measure_side(dataset: Dataset, name: str, row: int) -> Side:
     if dataset.side_names:
         number = dataset.side_names.index(name)
         lengths = lengths[:, number]
-    learns = dataset.corpus is not None and dataset.corpus.loss_side == number
+    corpus = dataset.corpus
+    learns = corpus is not None and corpus.loss == corpus.side_names[number]
     sizes, counts = histogram(lengths)
     overlong, empty = int(counts[sizes > row].sum()), int(counts[sizes == 0].sum())
     if sizes.any():  # if all are empty, 0 is their mean and their longest
@@ -161,11 +162,11 @@ def measure_epoch(plan: Plan, width: int = 1024, trees: np.ndarray | None = None
     counts, buckets = plan.count(first, last), []
     for bucket in plan.options.buckets:
         number, _, *tokens = counts.buckets[bucket]
-        size = bucket.rows * weigh(bucket.lengths, plan.options.costs)
-        fill = float(weigh(tokens, plan.options.costs) / (number * size)) if number else None
+        size = bucket.rows * weigh(bucket.lengths, plan.options.cost)
+        fill = float(weigh(tokens, plan.options.cost) / (number * size)) if number else None
         buckets.append({"bucket": bucket.as_json, "batches": int(number), "fill": fill})
     costs = [
-        row_costs(each.bucket, each.segments, width, trees, costs=plan.options.costs)
+        row_costs(each.bucket, each.segments, width, trees, costs=plan.options.cost)
         for each in map(plan.batch, range(first, min(last, first + MOST_BATCHES)))
     ]
     return Epoch(

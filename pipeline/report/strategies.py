@@ -248,7 +248,7 @@ def compare_plans(
     unit = options["length_multiple"] or 128
     units = by_side("length_multiple", unit, own[-1].names)
     row = [-(-length // each) * each for length, each in zip(own[-1].lengths, units, strict=True)]
-    row = math.ceil(np.dot(row, plan.options.costs))
+    row = math.ceil(np.dot(row, plan.options.cost))
     budget = max(options["tokens_per_batch"], options["row_multiple"] * row)
     found = []
     for packing in dict.fromkeys(("best_fit", "none", options["packing"])):
@@ -273,13 +273,13 @@ def compare_plans(
 def count_plan(plan: Plan, width: int, **others: Any) -> Strategy:
     """The strategy of a plan of one corpus; `others` are its other fields."""
     batches = plan.count(0, plan.num_batches()).batches
-    layout = plan.stages[-1].streams[0].whole.layout
-    squares, costs = 0, plan.options.costs
-    for window in range(len(layout)):
-        sizes = layout.pieces.locate(layout.pieces_in(window))[2]
+    windows = plan.stages[-1].streams[0].whole.windows
+    squares, costs = 0, plan.options.cost
+    for window in range(len(windows)):
+        sizes = windows.pieces.locate(windows.pieces_in(window))[2]
         squares += _scores(np.multiply(sizes, costs).T).sum()
-        if layout.cuts[window]:
-            squares -= _scores_between_pieces(layout.packed(window))
+        if windows.cuts[window]:
+            squares -= _scores_between_pieces(windows.packed(window))
     return weigh(
         width,
         tokens=plan.num_tokens,

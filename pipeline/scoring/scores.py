@@ -16,19 +16,25 @@ import jax.numpy as jnp
 import numpy as np
 import pyarrow as pa
 from etils import epath
-from jax.extend.core import Literal
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, use_abstract_mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.pairs import open_corpus
 from pipeline.corpus.stored.parts import json_digest
-from pipeline.errors import InvalidType, InvalidValue, require_whole, suggest_option
+from pipeline.errors import (
+    InvalidType,
+    InvalidValue,
+    require_type,
+    require_whole,
+    suggest_option,
+)
 from pipeline.fs.atomic import atomic_write, directory_lock, make_directory, remove_files
-from pipeline.fs.step_files import StepFiles
 from pipeline.history.progress import Progress
+from pipeline.history.step_files import StepFiles
 from pipeline.loading.collate import Positions
+from pipeline.loading.dynamic_context import DynamicContext
 from pipeline.loading.loader import Loader, OrderedOptions, load
-from pipeline.loading.sharding import batch_sharding, parts
+from pipeline.loading.sharding import batch_sharding, multiples
 from pipeline.loading.state import differences
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.options import list_keywords
@@ -43,11 +49,6 @@ logger = logging.getLogger(__name__)
 
 TABLE, PARTS, MANIFEST = "scores.arrow", "scores.parts", "scores.json"
 
-Program = Any  # a Jaxpr, closed or not, which are one class since JAX 0.12
-
-# Operations that call a Python function. A digest of the program does not cover the function.
-CALLBACKS = "pure_callback", "io_callback"
-
 # Names of our files in the directory of parts, and of our temporary files there.
 NAME = re.compile(r"\.?\d+-\d+-[0-9a-f]{16}\.[0-9a-f]{12}\.npz(\.[0-9a-f]{32}\.tmp)?")
 
@@ -61,6 +62,7 @@ class ScoreOptions(OrderedOptions, total=False):
 
     buckets: Iterable[Bucket] | None
     prefetch: int
+    num_threads: int
     positions: Positions
     features: Iterable[str] | None
 
@@ -74,7 +76,8 @@ def score(
     state: Any = None,
     reduce: str | None = None,
     epoch: int = 0,
-    sharding: Mesh | NamedSharding | None = None,
+    version: str = "",
+    sharding: Mesh | NamedSharding | DynamicContext | None = None,
     **options: Unpack[ScoreOptions],
 ) -> pa.Table:
     """A table of `step`'s results: one row for each example, in the order of the corpus.
@@ -102,10 +105,14 @@ def score(
             records of positions or continuations, and the record of a segment or row itself; then
             no example may be split.
         epoch: the epoch, which decides the random choices of a view; default 0.
-        sharding: the devices that share a batch, as for `load`; None: the first local device.
-        **options: of `load`: `tokens_per_batch`, `max_length`, `max_segments` and others, but not
-            those of shuffles and mixtures. If `row_multiple` is not given, a call that continues
-            takes that of the first call.
+        version: a name for what `step` computes; default "". `score` cannot see that the code of
+            `step` has changed: give another version then, or another directory. Scores of another
+            version are refused.
+        sharding: the devices that share a batch, as for `load`; None: the mesh of `jax.set_mesh`,
+            or without one the first local device.
+        **options: of `load`: `tokens_per_batch`, `max_length`, `max_segments`, `num_threads` and
+            others, but not those of shuffles and mixtures. If `row_multiple` is not given, a call
+            that continues takes that of the first call.
 
     Returns:
         A `pyarrow.Table`, mapped into memory, with a column for each value. Floating-point numbers
@@ -119,8 +126,11 @@ def score(
     known = {*ScoreOptions.__annotations__, *list_keywords(score)}
     if wrong := [name for name in options if name not in known]:
         raise InvalidType(f"score() has no option {suggest_option(wrong[0], known)}")
+    if sharding is None and not (mesh := jax.sharding.get_mesh()).empty:
+        sharding = mesh
     corpus = open_corpus(corpus) if isinstance(corpus, str | os.PathLike) else corpus
     corpus = corpus.covering() if isinstance(corpus, AnyCorpus) else corpus
+    require_type("version", version, str, "text")
     epoch, leads = require_whole("epoch", epoch, 0), jax.process_index() == 0
     directory = make_directory(directory)
     table = directory / TABLE
@@ -131,16 +141,16 @@ def score(
             enter(directory_lock(directory, "scoring", wait=False))
         past = _read_past(directory)
         if options.get("buckets") is None:
-            multiple = parts(batch_sharding(sharding))[0]
+            multiple, _ = multiples(batch_sharding(sharding), "contiguous")
             options.setdefault("row_multiple", past.get("row_multiple") or multiple)
         loader = enter(
             load(corpus, sharding=sharding, shuffle=False, num_epochs=epoch + 1, **options)
         )
         corpus, plan = loader.corpus, loader.plan
         run = _as_step(step, has_state=state is not None)
-        traces = {bucket: _trace(run, state, specs) for bucket, specs in loader.specs.items()}
-        programs = [program for program, _ in traces.values()]
-        outputs = {bucket: shapes for bucket, (_, shapes) in traces.items()}
+        outputs = {
+            bucket: jax.eval_shape(run, state, specs) for bucket, specs in loader.specs.items()
+        }
         values = find_values(outputs, per, reduce, plan, corpus)
         manifest: dict[str, Any] = {
             "corpus": corpus.identity,
@@ -148,7 +158,7 @@ def score(
             "scores": {
                 "epoch": epoch,
                 "positions": loader.batches.positions,
-                "step": _digest_programs(programs),
+                "version": version,
                 "state": json_digest(checksums(jax.tree.map(jnp.asarray, state))),
                 **{f"value {name}": str(value) for name, value in values.items()},
             },
@@ -178,11 +188,6 @@ def score(
             return next((n for n, each in enumerate(contents) if each is None), len(ranges))
 
         done = hosts.main_process_first("reading the scores", count)
-        if done and (called := _find_callback(programs)):
-            raise InvalidValue(
-                f"{directory} has scores, and the step calls Python with {called}, whose function "
-                "may have changed; score into another directory, or delete this one"
-            )
         hosts.require_agreement({**manifest, "done": {"parts": done}})
         manifest |= {"row_multiple": options.get("row_multiple")}
         if leads and not whole:
@@ -234,49 +239,6 @@ def _digest_file(path: epath.Path) -> str:
     with path.open("rb") as opened:
         file: Any = opened  # of etils, which does not say what it can do
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _trace(run: Callable, state: Any, batch: Any) -> tuple[Program, Any]:
-    """The program of a step, for any number of devices, and the shapes of its results."""
-    trace = jax.make_jaxpr(run, return_shape=True)
-    try:
-        with use_abstract_mesh(AbstractMesh((), ())):
-            return trace(state, batch)
-    except Exception:  # the step needs its mesh
-        return trace(state, batch)
-
-
-def _digest_programs(programs: Iterable[Program]) -> str:
-    """A hash of programs and of the arrays in them."""
-    sha = hashlib.sha256()
-    for program in programs:
-        text = re.sub(r"0x[0-9a-f]+|ctx_mesh=Mesh\((\([^()]*\)|[^()])*\)", "", str(program))
-        sha.update(json.dumps([text.split(), checksums(list(_find_arrays(program)))]).encode())
-    return sha.hexdigest()[:12]
-
-
-def _find_callback(programs: Iterable[Program]) -> str | None:
-    """The name of an operation that calls a Python function; None if no program has one."""
-    every = (eqn.primitive.name for each in programs for one in _nested(each) for eqn in one.eqns)
-    return next((f"jax.{name}" for name in every if name in CALLBACKS), None)
-
-
-def _find_arrays(program: Program) -> Iterator[Any]:
-    """The arrays that are constants of a program and of those inside it."""
-    for each in _nested(program):
-        yield from getattr(each, "consts", ())
-        for eqn in each.eqns:
-            literals = [var.val for var in eqn.invars if isinstance(var, Literal)]
-            yield from (value for value in literals if np.ndim(value))
-
-
-def _nested(program: Program) -> Iterator[Program]:
-    """A program and those inside it."""
-    yield program
-    for eqn in program.eqns:
-        for inner in jax.tree.leaves(eqn.params):
-            if hasattr(inner, "eqns"):
-                yield from _nested(inner)
 
 
 def _as_step(step: Callable, has_state: bool) -> Callable:

@@ -19,7 +19,7 @@ from etils import epath
 
 from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import atomic_write, is_local
-from pipeline.fs.step_files import StepFiles
+from pipeline.history.step_files import StepFiles
 from pipeline.scoring.values import Records, Value
 
 # Arrays of a part: the segments of the plan, and the records of each value.

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import InvalidValue
-from pipeline.planning.assembly import Selection
 from pipeline.planning.bucket import Bucket, as_buckets, as_shapes
 from pipeline.planning.figures import Counts
 from pipeline.planning.lengths import AnyLengths, weigh
@@ -73,7 +72,7 @@ class Tailed(Plan):
     def of(cls, plan: Plan, groups: Sequence[Group]) -> "Tailed":
         """The batches of `groups` with the rows of `plan`."""
         tailed = cls.__new__(cls)
-        tailed._set(plan.stages)
+        tailed._set(plan._history)
         tailed.groups = groups
         return tailed
 
@@ -81,15 +80,15 @@ class Tailed(Plan):
     def _batches(self) -> list[PlannedBatch]:
         (stage,), found = self.stages, list[PlannedBatch]()
         (stream,), assembly = stage.streams, stage.plain
-        for index, (group, count) in enumerate(zip(self.groups, stream.whole.rows, strict=True)):
+        for index, (group, count) in enumerate(zip(self.groups, stream.whole.counts, strict=True)):
             if not count:
                 continue
-            rows = assembly.gather(index, [(0, 0, int(count))])
+            rows = assembly.take(index, [(0, 0, int(count))])
             order = (-rows.costs).argsort(kind="stable")
             for bucket, number in zip(group, count_batches(len(order), group), strict=True):
                 for _ in range(number):
                     mine, order = order[: bucket.rows], order[bucket.rows :]
-                    found.append(assembly.make_batch(Selection(len(found), bucket, rows, mine)))
+                    found.append(assembly.make_batch(bucket, rows, mine, epoch=0))
         return found
 
     def batch(self, step: int) -> PlannedBatch:
@@ -121,7 +120,7 @@ class Tailed(Plan):
 
     def count(self, first: int, last: int) -> Counts:
         """See `Plan`."""
-        costs, tokens = self.options.costs, 0.0
+        costs, tokens = self.options.cost, 0.0
         buckets = {bucket: np.zeros(2 + len(costs)) for bucket in self.buckets}
         for batch in self._batches[first:last]:
             real = batch.segments[:, 3:].sum(axis=0)

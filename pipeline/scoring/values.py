@@ -253,5 +253,12 @@ def make_value(
         dtype=dtype,
         reduce=reduce,
         continuations=continuations_of(name, per, corpus.trees),
-        side=positions.index(per) if per in positions else corpus.loss_side or 0,
+        side=_column_of(per, positions, corpus),
     )
+
+
+def _column_of(per: str, positions: Sequence[str], corpus: AnyCorpus) -> int:
+    """The column of lengths that counts the positions of an example: that of `per`, or the loss."""
+    if per in positions:
+        return positions.index(per)
+    return 0 if corpus.loss is None else corpus.side_names.index(corpus.loss)

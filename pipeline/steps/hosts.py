@@ -20,14 +20,19 @@ import jax
 import numpy as np
 from etils import epath
 from jax.experimental import multihost_utils
+from jax.experimental.mesh_utils import create_hybrid_device_mesh
 
-from pipeline.errors import InvalidState, InvalidValue, describe
+from pipeline.errors import InvalidState, InvalidValue, UserError, describe
 from pipeline.loading.state import differences
 
 T = TypeVar("T")
 
-# Seconds for which process 0, the coordinator, lets the others write their last messages.
+# Seconds for which a process that fails, and process 0, the coordinator, let the others write their
+# last messages.
 GRACE = 2.0
+
+# The key of JAX's store under which the first process that fails leaves its sentence.
+FAILURE = "pipeline/failure"
 
 
 def main_process_first(what: str, work: Callable[[], T]) -> T:
@@ -125,7 +130,8 @@ def maximum(number: float) -> float:
 def make_mesh(axes: Mapping[str, int]) -> jax.sharding.Mesh:
     """A mesh of all devices of all hosts, from the size of each axis by name.
 
-    One size may be -1, for all remaining devices.
+    One size may be -1, for all remaining devices. If the devices are in several slices, which a
+    slower network joins, the first axis whose size the slices divide goes over that network.
     """
     devices = jax.device_count()
     given = math.prod(size for size in axes.values() if size != -1)
@@ -137,7 +143,20 @@ def make_mesh(axes: Mapping[str, int]) -> jax.sharding.Mesh:
             "whose product is the number of devices, and one may be -1, for all remaining ones"
         )
     auto = (jax.sharding.AxisType.Auto,) * len(sizes)
-    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=auto)
+    shape, names = tuple(sizes.values()), tuple(sizes)
+    slices = len({getattr(device, "slice_index", 0) for device in jax.devices()})
+    if slices == 1:
+        return jax.make_mesh(shape, names, axis_types=auto)
+    across = next((n for n, size in enumerate(shape) if size % slices == 0), None)
+    if across is None:
+        raise InvalidValue(
+            f"mesh {sizes} does not fit {slices} slices; make the size of one axis a multiple of "
+            f"{slices}, which then goes over the network between slices"
+        )
+    over = [slices if number == across else 1 for number in range(len(shape))]
+    inside = [size // count for size, count in zip(shape, over, strict=True)]
+    grid = create_hybrid_device_mesh(inside, over, jax.devices())
+    return jax.sharding.Mesh(grid, names, axis_types=auto)
 
 
 def connect(
@@ -176,6 +195,42 @@ def connect(
             raise  # the platform is known, but does not provide all of it
     finally:
         timer.cancel()
+    if jax.process_count() > 1:
+        threading.Thread(target=_follow_failure, name="failure", daemon=True).start()
+
+
+def _store() -> Any:
+    """JAX's key-value store, which needs no device; see `pipeline.loading.exchange`."""
+    from jax._src import distributed
+
+    return distributed.global_state.client
+
+
+def _publish_failure(sentence: str, code: int) -> bool:
+    """Leaves the sentence and exit code with which all processes end; False if one is there."""
+    try:
+        _store().key_value_set(FAILURE, json.dumps([jax.process_index(), sentence, code]))
+    except Exception:  # of a class of its own: another process was first, or is gone
+        return False
+    return True
+
+
+def _follow_failure() -> None:
+    """Ends this process when another one fails, whatever it waits for, with the same sentence."""
+    while True:
+        try:
+            index, sentence, code = json.loads(_store().blocking_key_value_get(FAILURE, 60_000))
+        except Exception as error:  # of a class of its own
+            if "DEADLINE_EXCEEDED" in str(error):  # nobody has failed
+                continue
+            return  # the coordinator is gone
+        if index == jax.process_index():
+            return  # it says more itself
+        sys.stdout.flush()
+        print(sentence, file=sys.stderr, flush=True)
+        if jax.process_index() == 0:
+            time.sleep(GRACE)  # without the coordinator, others would not know
+        os._exit(code)
 
 
 def _give_up(wait: int) -> None:
@@ -189,7 +244,7 @@ def _give_up(wait: int) -> None:
 
 
 class StopSignals(contextlib.ExitStack):
-    """SIGINT and SIGTERM as requests to stop after a step, the same step on all processes.
+    """SIGINT and SIGTERM as requests to stop, at the same call of `received` on all processes.
 
     A second SIGINT ends the process at once; so does a second SIGTERM in a run of one process.
     `reason` is the name of the signal, empty before it comes.
@@ -198,6 +253,7 @@ class StopSignals(contextlib.ExitStack):
     def __init__(self) -> None:
         super().__init__()
         self.reason, self._several = "", jax.process_count() > 1
+        self._calls, self._stops = 0, False
         # With several processes, JAX itself listens for SIGTERM.
         for number in [signal.SIGINT] if self._several else [signal.SIGINT, signal.SIGTERM]:
             self.callback(signal.signal, number, signal.signal(number, self._note))
@@ -208,14 +264,17 @@ class StopSignals(contextlib.ExitStack):
         if self._several:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    def received(self, step: int) -> bool:
-        """Whether to stop after `step` steps; the same answer on every process."""
+    def received(self) -> bool:
+        """Whether to stop now: the same answer on every process, if all ask equally often.
+
+        Call it between the batches of every loop. Once it is true, it stays true.
+        """
         if not self._several:
             return bool(self.reason)
-        if multihost_utils.reached_preemption_sync_point(step):
-            self.reason = self.reason or "SIGTERM"
-            return True
-        return False
+        self._calls += 1  # JAX agrees on a number that each process counts up to
+        if not self._stops and multihost_utils.reached_preemption_sync_point(self._calls):
+            self.reason, self._stops = self.reason or "SIGTERM", True
+        return self._stops
 
 
 @contextlib.contextmanager
@@ -225,6 +284,9 @@ def exit_together(command: str) -> Iterator[None]:
     An ordinary exit would wait for all other processes, even for those that are gone, and JAX's own
     exit hangs if a SIGTERM comes at that moment. The code of `sys.exit` inside the block is that of
     the process. `command` begins the message of a user's mistake.
+
+    If one process raises while others wait for it in a step, all that `connect` has joined end with
+    its sentence.
     """
     code = 0
     try:
@@ -236,7 +298,15 @@ def exit_together(command: str) -> Iterator[None]:
     except Exception as error:
         code = describe(error, command=command)
         lost = isinstance(error, jax.errors.JaxRuntimeError) or "Gloo" in str(error)
-        if lost and jax.process_count() > 1:
+        if jax.process_count() > 1 and not lost:
+            what = (
+                str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            )
+            sentence = f"{command}: process {jax.process_index()} of {jax.process_count()}: {what}"
+            if _publish_failure(sentence, code):
+                print(sentence, file=sys.stderr, flush=True)
+                time.sleep(GRACE)
+        elif jax.process_count() > 1:
             print(
                 f"process {jax.process_index()} of {jax.process_count()} stops: work that needs "
                 "all processes failed, most likely because another is gone (see above, and their "

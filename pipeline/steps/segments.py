@@ -1,5 +1,6 @@
 """Sums, means and last values of segments, computed on the device; their losses."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -7,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from pipeline.fields.arrays import spec_of, with_auto_axes
+from pipeline.fields.arrays import in_planned_order, spec_of, with_auto_axes
 
 
 def position_losses(
@@ -91,7 +92,8 @@ def segment_mean(values: jax.Array, batch: Mapping[str, jax.Array], most: int) -
 def segment_last(values: jax.Array, batch: Mapping[str, jax.Array], most: int) -> jax.Array:
     """The value at the last position of each segment: float32 `[rows, most, …]`.
 
-    Arguments and places are those of `segment_mean`; columns must be in order.
+    Arguments and places are those of `segment_mean`. For the decoder of pairs, give
+    `targets_columns` as `inputs_columns`, too, if the batch has them.
 
     >>> batch = {"inputs_segment_ids": jnp.array([[1, 1, 2, 0]])}
     >>> segment_last(jnp.array([[1.0, 2, 4, 8]]), batch, 3).tolist()
@@ -99,10 +101,13 @@ def segment_last(values: jax.Array, batch: Mapping[str, jax.Array], most: int) -
     """
     ids = batch["inputs_segment_ids"]
 
-    def keep_last(ids: jax.Array) -> jax.Array:
-        return jnp.where(ids != jnp.pad(ids, ((0, 0), (0, 1)))[:, 1:], ids, 0)
+    def keep_last(xp: Any, ids: jax.Array) -> jax.Array:
+        return xp.where(ids != xp.pad(ids, ((0, 0), (0, 1)))[:, 1:], ids, 0)
 
-    ids = with_auto_axes(keep_last, ids, spec=spec_of(ids, 2))
+    columns = batch.get("inputs_columns")
+    keep = functools.partial(in_planned_order(keep_last, columns), jnp)
+    more = [] if columns is None else [columns]
+    ids = with_auto_axes(keep, ids, *more, spec=spec_of(ids, 2))
     return _sum_by(ids, values, most)
 
 

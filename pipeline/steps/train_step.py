@@ -69,11 +69,9 @@ def accumulate(
             )
         if batches == 1:
             return inner_optimizer.update(_divided(gradients, weight), state, params, **more)
-        sums = jax.tree.map(add_to, state.gradients, gradients)
-        weight = add_to(state.weight, weight)
+        now = _add(state, gradients, weight)
 
         def apply() -> tuple[Any, Accumulated]:
-            now = state._replace(gradients=sums, weight=weight)
             return _apply(inner_optimizer, now, gradients, params, more)
 
         def wait() -> tuple[Any, Accumulated]:
@@ -83,9 +81,9 @@ def accumulate(
                 gradients,
                 jax.eval_shape(apply)[0],
             )
-            return none, Accumulated(state.inner, sums, weight, state.batches + 1)
+            return none, now
 
-        return jax.lax.cond(state.batches + 1 == batches, apply, wait)
+        return jax.lax.cond(now.batches == batches, apply, wait)
 
     # The protocol of optax does not say that a keyword may be required.
     return optax.GradientTransformationExtraArgs(init, cast(Any, update))
@@ -127,6 +125,12 @@ def flush(
     return jax.tree.map(functools.partial(jnp.where, state.batches > 0), after, (params, state))
 
 
+def _add(state: Accumulated, gradients: Any, weight: Any) -> Accumulated:
+    """The state with one more batch in its sums."""
+    sums = jax.tree.map(add_to, state.gradients, gradients)
+    return Accumulated(state.inner, sums, add_to(state.weight, weight), state.batches + 1)
+
+
 def _apply(
     optimizer: Any, state: Accumulated, like: Any, params: Any, more: Mapping[str, Any]
 ) -> tuple[Any, Accumulated]:
@@ -135,6 +139,44 @@ def _apply(
     mean = jax.tree.map(lambda leaf, own: leaf.astype(own.dtype), mean, like)
     updates, inner = optimizer.update(mean, state.inner, params, **more)
     return updates, Accumulated(inner, zeros(mean), jnp.float32(0), jnp.int32(0))
+
+
+def _update_if(
+    finite: jax.Array,
+    optimizer: "optax.GradientTransformation",
+    batches: int,
+    gradients: Any,
+    params: Any,
+    state: Any,
+    more: Mapping[str, Any],
+) -> tuple[Any, Any]:
+    """The parameters and the optimizer's state after a batch; if it is not finite, as they were.
+
+    With `where` around the update of `accumulate`, the old state would live beside the new one:
+    9 copies of the parameters for Adam. Here only the sums are chosen by `where`, in place, and a
+    batch that is not finite completes no update: 6 copies.
+    """
+    import optax
+
+    if batches == 1:
+        updates, new = accumulate(optimizer).update(gradients, state, params, **more)
+        after = optax.apply_updates(params, updates), new
+        return jax.tree.map(functools.partial(jnp.where, finite), after, (params, state))
+    inner_optimizer = optax.with_extra_args_support(optimizer)
+    weight, others = more["weight"], {k: v for k, v in more.items() if k != "weight"}
+    choose: Any = functools.partial(jnp.where, finite)
+    now = _add(state, gradients, weight)
+    now = now._replace(
+        gradients=jax.tree.map(choose, now.gradients, state.gradients),
+        weight=choose(now.weight, state.weight),
+        batches=choose(now.batches, state.batches),
+    )
+
+    def apply() -> tuple[Any, Accumulated]:
+        updates, new = _apply(inner_optimizer, now, gradients, params, others)
+        return optax.apply_updates(params, updates), new
+
+    return jax.lax.cond(now.batches == batches, apply, lambda: (params, now))
 
 
 def _divided(gradients: Any, weight: jax.Array) -> Any:
@@ -187,7 +229,8 @@ def make_train_step(
             vanish. It adjusts itself. None: no factor.
         most_segments: the most segments in a row, from `plan.most_segments()`: the step returns
             the loss of each segment. None: it does not.
-        sharding: the `NamedSharding` of the fields of a batch; None on one device.
+        sharding: the `NamedSharding` of the fields of a batch, or the `DynamicContext`; None on one
+            device.
 
     Returns:
         `init(params)`: the state, a dict of `params`, `optimizer`, `steps` (the number of finite
@@ -234,14 +277,13 @@ def make_train_step(
         # In float16, the square of 256 is infinite.
         longer = jax.tree.map(lambda leaf: leaf.astype(wide(leaf.dtype)), gradients)
         norm = optax.global_norm(longer) / _divisor(weight)
-        params, moments = state["params"], state["optimizer"]
-        more = {"weight": weight, "value": mean}
-        updates, moments = accumulating.update(gradients, moments, params, **more)
-        params = optax.apply_updates(params, updates)
-        new = {"params": params, "optimizer": moments, "steps": state["steps"] + 1}
-        # A step that is not finite leaves the state as it was.
         finite = jnp.isfinite(mean) & jnp.isfinite(norm)
-        new = jax.tree.map(functools.partial(jnp.where, finite), new, {k: state[k] for k in new})
+        more = {"weight": weight, "value": mean}
+        params, moments = _update_if(
+            finite, optimizer, accumulated, gradients, state["params"], state["optimizer"], more
+        )
+        steps = state["steps"] + finite.astype(jnp.int32)
+        new = {"params": params, "optimizer": moments, "steps": steps}
         values = {"loss": mean, "gradient_norm": norm, "finite": finite}
         if segments is not None:
             values["segments"] = segments

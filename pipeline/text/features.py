@@ -28,11 +28,15 @@ TOKENS, WEIGHTS = "tokens", "weights"
 # The field with the number of each example, which a batch has on request.
 EXAMPLE_ID = "example_id"
 
+# The field of a side with the columns where its segments begin, on request, after the side's name.
+OFFSETS = "_segment_offsets"
+
 # Names of fields of batches, which features may not have.
 FIELDS = (
     *("inputs", "targets", "decoder_inputs", "loss_weights", EXAMPLE_ID),
     *("inputs_segment_ids", "inputs_positions", "targets_segment_ids", "targets_positions"),
-    *("visible_until", "inputs_branch_ids"),
+    *("visible_until", "inputs_branch_ids", "inputs_columns", "targets_columns"),
+    *(f"inputs{OFFSETS}", f"targets{OFFSETS}"),
 )
 RESERVED = (TOKENS, WEIGHTS, *FIELDS)
 
@@ -325,11 +329,11 @@ def split_columns(
 
 
 def require_known(names: Iterable[str], features: Mapping[str, Feature]) -> None:
-    """Refuses names of features that a corpus does not have."""
+    """Refuses names of features that batches of a corpus cannot have; `features` are these."""
     for name in names:
-        if name not in features and name != EXAMPLE_ID:
+        if name not in features:
             raise InvalidValue(
-                f"the corpus has no feature {suggest_option(str(name), [*features, EXAMPLE_ID])}"
+                f"the corpus has no feature {suggest_option(str(name), [*features])}"
             )
 
 

@@ -1,5 +1,6 @@
 """Values: what a field may hold where a text is due; and notes of what is not trained on."""
 
+import collections
 import contextlib
 import contextvars
 import decimal
@@ -127,8 +128,8 @@ def _as_number(text: str) -> float:
 def _as_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        counts = collections.Counter(name for name, _ in pairs)
+        twice = next(name for name, count in counts.items() if count > 1)
         raise InvalidValue(f"it has the key {twice!r} twice; keep one of the two values")
     return found
 
@@ -173,12 +174,21 @@ def note(about: str, example: str) -> None:
         notes.setdefault(about, example)
 
 
+def is_inspecting() -> bool:
+    """Whether the record that is read now is one of a sample, for which more may be looked at.
+
+    What a template leaves out is found so, as by spelling a record again without a field.
+    """
+    return _notes.get(None) is not None
+
+
 @contextlib.contextmanager
-def collect_notes() -> Iterator[None]:
-    """Lets `note` keep notes inside the block, in this thread; `take_notes` returns them."""
-    before = _notes.set({})
+def collect_notes() -> Iterator[dict[str, str]]:
+    """The dict that `note` writes to inside the block, in this thread; see `take_notes`."""
+    notes: dict[str, str] = {}
+    before = _notes.set(notes)
     try:
-        yield
+        yield notes
     finally:
         _notes.reset(before)
 

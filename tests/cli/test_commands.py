@@ -17,9 +17,8 @@ import pipeline.report
 from pipeline import Bucket, Corpora, Corpus, Feature, Plan, errors, fit_buckets, prepare
 from pipeline.cli.check import check_corpus, check_plan
 from pipeline.cli.commands import DAMAGED, FINE, WRONG
-from pipeline.corpus import open_corpus
+from pipeline.corpus import Masked, open_corpus
 from pipeline.corpus.tasks import INPUTS
-from pipeline.corpus.views import Masked
 from pipeline.history import write_history
 from pipeline.text.sources import Records, TextFiles
 from pipeline.text.tokenizers import Bytes, train_sentencepiece
@@ -238,7 +237,7 @@ def test_check_verifies_sides_and_plans_and_names_what_is_damaged(run, name, req
 
 def test_check_finds_an_id_outside_the_vocabulary(corpus, tmp_path, monkeypatch):
     copy = shutil.copytree(corpus.directory, tmp_path / "copy")
-    monkeypatch.setattr("pipeline.corpus.interface.TOGETHER", 50)
+    monkeypatch.setattr("pipeline.corpus.side.POSITIONS", 50)
     alter(Corpus.open(copy), lambda manifest: manifest.update(vocab_size=999))
     with pytest.raises(ValueError, match="holds the id") as error:
         check_corpus(Corpus.open(copy), lambda what: None)

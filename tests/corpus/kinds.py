@@ -141,7 +141,7 @@ def require_pieces(corpus, planned, batch):
         for which, (_, example, *_), end, epoch in zip(
             whiches, segments, ends, planned.epoch_of_segments, strict=True
         ):
-            own = corpora[which].sides[number]
+            own = [*corpora[which].sides.values()][number]
             wholes.append(own.read([example - first[which]], [0], [end], epoch=epoch))
         learns = number == len(planned.bucket.names) - 1
         for name in {*wholes[0]} | ({"loss_weights"} if learns else set()):

@@ -23,8 +23,7 @@ from pipeline import (
     patch_grid,
     patchify,
 )
-from pipeline.corpus import open_corpus
-from pipeline.corpus.views import view_of
+from pipeline.corpus.description import describe, make_corpus
 from pipeline.history import read_history, write_history
 from tests.loading.definition import require_defined
 
@@ -123,9 +122,7 @@ def test_a_run_is_planned_again_without_the_function(tmp_path):
     write_history(tmp_path, view, plan)
     again, planned = read_history(tmp_path)
     assert (again.fingerprint, planned.fingerprint) == (view.fingerprint, plan.fingerprint)
-    assert view_of(open_corpus(tmp_path / "corpus"), view.description).lengths.tolist() == (
-        view.lengths.tolist()
-    )
+    assert make_corpus(describe(view)).lengths.tolist() == view.lengths.tolist()
     with pytest.raises(ValueError, match="only the fingerprint"):
         Batches(again, planned)[0]
     other = Decoded(corpus, lambda content: decode(content), features=MADE)

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from pipeline import Bucket, Corpora, Corpus, Feature, Masked, Plan, load
 from pipeline.corpus import INPUTS, Examples, duplicates, prepare
-from pipeline.corpus.corpora import CorporaSide
-from pipeline.corpus.views import view_of
+from pipeline.corpus.description import describe, make_corpus
 from pipeline.history import read_history, write_history
 from pipeline.text import ragged
 from pipeline.text.sources import Records
@@ -43,7 +42,9 @@ picks = st.lists(
 @given(picks, st.integers(0, 3))
 @settings(max_examples=40)
 def test_a_piece_is_that_of_the_whole_example_whatever_else_is_read(whole, picks, epoch):
-    for side, lengths in zip(whole.sides, columns_of(whole).T.astype(int).tolist(), strict=True):
+    for side, lengths in zip(
+        whole.sides.values(), columns_of(whole).T.astype(int).tolist(), strict=True
+    ):
         found = []
         for each, at, share, more in picks:
             example = each % len(whole)
@@ -52,7 +53,7 @@ def test_a_piece_is_that_of_the_whole_example_whatever_else_is_read(whole, picks
             found.append((example, start, size, size and size + more))
         pieces = np.array(found, int).reshape(-1, 4).T
         # Pieces of joined corpora may be of several epochs.
-        several = isinstance(side, CorporaSide)
+        several = isinstance(whole, Corpora)
         epochs = [epoch + number % 2 * several for number in range(len(picks))]
         wholes = [
             side.read([each], [0], [lengths[each]], epoch=now)
@@ -136,7 +137,7 @@ def test_each_example_is_in_one_of_both_with_its_tokens(whole, share):
             assert view.files.tolist() == np.bincount(parts, minlength=len(whole.files)).tolist()
         for at, number in enumerate(numbers[:5].tolist()):
             for mine, theirs, size in zip(
-                view.sides, whole.sides, columns_of(view)[at], strict=True
+                view.sides.values(), whole.sides.values(), columns_of(view)[at], strict=True
             ):
                 assert mine.weighted == theirs.weighted
                 read = mine.read([at], [0], [size], epoch=2)
@@ -166,11 +167,11 @@ def test_a_view_is_made_again_from_its_description(tmp_path):
     views = [Masked(corpus, rate=0.3, seed=5), train, Masked(held_out)]
     views.append(Masked(corpus, seed=3).split(0.3)[0])
     for view in views:
-        again = view_of(corpus, json.loads(json.dumps(view.description)))
+        again = make_corpus(json.loads(json.dumps(describe(view))))
         assert (again.fingerprint, again.directory) == (view.fingerprint, tmp_path)
         require_same(again[0], view[0])
     middle = make("middle", tmp_path / "causal")
-    again = view_of(middle.corpus, json.loads(json.dumps(middle.description)))
+    again = make_corpus(json.loads(json.dumps(describe(middle))))
     assert again.fingerprint == middle.fingerprint
     require_same(again[0], middle[0])
 

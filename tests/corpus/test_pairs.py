@@ -24,7 +24,10 @@ def test_prepared_pairs_hold_both_texts(tmp_path):
     pairs = pipeline.prepare_pairs(source, Bytes(), tmp_path, **options)
     tokenizer = pairs.tokenizer
     for number, (example, record) in enumerate(zip(pairs, records, strict=True)):
-        assert [side.decode(number) for side in pairs.sides] == [record["de"], record["en"]]
+        assert [side.decode(number) for side in pairs.sides.values()] == [
+            record["de"],
+            record["en"],
+        ]
         assert example["decoder_inputs"][0] == tokenizer.begin_id
         assert example["targets"][-1] == tokenizer.end_id
     assert (pairs.text_bytes, pairs.num_learnt) == (5, pairs.lengths[:, 1].sum())
@@ -36,8 +39,8 @@ def test_prepared_pairs_hold_both_texts(tmp_path):
     of_inputs, other = (Feature(of, dtype="int8", fill=4) for of in ("inputs", "example"))
     options |= {"features": {"seen": of_inputs, "margin": other}, "on_error": "skip"}
     pairs = pipeline.prepare_pairs(source, Bytes(), tmp_path / "more", **options)
-    assert [[*side.features] for side in pairs.sides] == [["seen", "margin"], []]
-    assert [side.origin["on_error"] for side in pairs.sides] == ["skip"] * 2
+    assert [[*side.features] for side in pairs.sides.values()] == [["seen", "margin"], []]
+    assert [side.origin["on_error"] for side in pairs.sides.values()] == ["skip"] * 2
     assert (pairs[0]["seen"].tolist(), pairs[0]["margin"]) == ([4] * 4, 4)
 
 

@@ -136,7 +136,10 @@ def test_prepared_sides_are_those_of_the_definition(seed, tmp_path, monkeypatch)
     ],
 )
 def test_killed_between_the_sides_it_goes_on_with_the_rest(module, name, calls, source, tmp_path):
-    files = [side.files.tolist() for side in make(source, tmp_path / "whole", Processes(0)).sides]
+    files = [
+        side.files.tolist()
+        for side in make(source, tmp_path / "whole", Processes(0)).sides.values()
+    ]
     assert files[0] == files[1] == files[2]  # all sides of a part have the same examples
     place = f"pipeline.corpus.preparing.{module}.{name}"
     ends = [*[mock.DEFAULT] * (calls - 1), KeyError("killed")]
@@ -180,10 +183,10 @@ def test_fields_of_records_may_be_sides_without_a_template(tmp_path):
     )
     assert not isinstance(pairs, Pairs)
     assert pairs.side_names == ("inputs", "targets", "frames")
-    assert (pairs.loss_side, pairs.lengths.tolist()) == (1, [[3, 3, 2], [3, 2, 0]])
+    assert (pairs.loss, pairs.lengths.tolist()) == ("targets", [[3, 3, 2], [3, 2, 0]])
     alone = prepare(Records(records), None, tmp_path / "c", loss="frames", **options)
     assert isinstance(alone, Sides)
-    assert (alone.loss_side, alone.lengths.tolist()) == (0, [2, 0])
+    assert (alone.loss, alone.lengths.tolist()) == ("frames", [2, 0])
     assert open_corpus(tmp_path / "c").fingerprint == alone.fingerprint
 
 

@@ -1,5 +1,7 @@
 """What columns of a row have to do with one another, from the definition."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
@@ -9,8 +11,11 @@ from hypothesis import strategies as st
 import pipeline
 from pipeline import Batches, Bucket, Examples, Plan, attention_mask
 from pipeline.fields import cu_seqlens, segment_starts, targets_ahead
+from pipeline.loading.loader import Loader
+from pipeline.loading.sharding import batch_sharding, column_order
 from pipeline.steps import segment_last, segment_mean
 from tests.loading.definition import define_segments
+from tests.meshes import OneProcess, mesh_of
 
 
 @settings(max_examples=25)
@@ -53,6 +58,57 @@ def test_columns_know_their_own_segment_alone(sizes, rows, ahead, weighted, shap
         alone = {"inputs_segment_ids": batch["inputs_segment_ids"]}
         for fields in (batch, alone):
             np.testing.assert_array_equal(attention_mask(fields, causal=False), mask)
+
+
+@pytest.mark.parametrize("order", ["zigzag", "striped"])
+def test_columns_in_another_order_know_their_neighbours_or_are_refused(corpus, order):
+    sharding = batch_sharding(mesh_of(data=2, context=2))
+    plan = Plan(corpus, [Bucket(8, 64)])
+    options = {"sharding": sharding, "context_order": order}
+    expected, moved = Batches(corpus, plan)[0], column_order(order, 64, 2)
+    with Loader(Batches(corpus, plan, **options)) as loader:
+        on_devices = next(loader)
+    values = np.random.default_rng(0).normal(size=(8, 64)).astype(np.float32)
+    last = segment_last(values, expected, 30)
+    for batch in (Batches(corpus, plan, **options)[0], on_devices):
+        for ahead in (1, 3):
+            found = jax.jit(functools.partial(targets_ahead, ahead=ahead))(batch)
+            for now, due in zip(found, targets_ahead(expected, ahead), strict=True):
+                np.testing.assert_array_equal(now, due[:, moved])
+        np.testing.assert_array_equal(segment_last(values[:, moved], batch, 30), last)
+        for call in (
+            segment_starts,
+            lambda batch: cu_seqlens(batch, 30),
+            lambda batch: cu_seqlens(batch, 30, side="inputs"),
+            lambda batch: pipeline.rename(batch, "tunix"),
+            lambda batch: pipeline.rename(batch, "huggingface"),
+        ):
+            with pytest.raises(
+                ValueError, match=r"inputs_columns tells; .* columns in order; load"
+            ):
+                call(batch)
+    assert "inputs_columns" not in pipeline.rename(batch, "maxtext")
+    part = OneProcess(batch_sharding(mesh_of(data=1, context=4)), [2])
+    some = Batches(corpus, plan, sharding=part, context_order=order)[0]
+    with pytest.raises(ValueError, match="only some columns of each row"):
+        targets_ahead(some, 1)
+
+
+def test_the_decoder_of_pairs_has_its_own_order_of_columns(pairs):
+    plan = Plan(pairs, [Bucket(8, (96, 64))], overflow="truncate")
+    whole = Batches(pairs, plan)[0]
+    alone = {"inputs_segment_ids": whole["targets_segment_ids"]}
+    np.testing.assert_array_equal(segment_starts(whole, side="targets"), segment_starts(alone))
+    sharding = batch_sharding(mesh_of(context=4))
+    batch = Batches(pairs, plan, sharding=sharding, context_order="striped")[0]
+    for side, length in (("inputs", 96), ("targets", 64)):
+        np.testing.assert_array_equal(
+            batch[f"{side}_columns"], np.tile(column_order("striped", length, 4), (8, 1))
+        )
+        with pytest.raises(ValueError, match=f"{side}_columns tells"):
+            segment_starts(batch, side=side)
+    with pytest.raises(ValueError, match="_columns tells"):
+        cu_seqlens(batch, 30)
 
 
 def test_what_has_no_such_columns_is_refused():

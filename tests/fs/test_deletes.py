@@ -4,7 +4,7 @@ import ast
 
 from tests.processes import ROOT
 
-PACKAGE = ROOT / "pipeline"
+PLACES = ROOT / "pipeline", ROOT / "trainer"
 
 # Methods and functions that delete files, and classes that do it.
 DELETES = {"rmtree", "unlink", "rmdir", "removedirs", "delete", "delete_async"}
@@ -24,18 +24,23 @@ RULES = {
     "fs/atomic.py:remove_leftovers": "temporary names of a finished corpus or a locked run",
     "fs/atomic.py:atomic_write": "its own temporary name, of 32 random digits",
     "fs/atomic.py:remove_files": "names that the caller gives as a pattern of its own files",
-    "fs/mirror.py:_make_scratch": OWN_FOLDER,
-    "fs/mirror.py:Mirror.push": "folders named by a number that have the mark of a checkpoint",
-    "fs/mirror.py:_remove_leftovers": "folders of killed processes, whose locks nobody holds",
     "fs/objects.py:ObjectPath.rmtree": "what the caller says",
     "fs/objects.py:ObjectPath.unlink": "what the caller says",
     "fs/objects.py:delete.remove": "what the caller says",
-    "fs/step_files.py:StepFiles.remove": f"{OWN_NAME} losses: steps that are made again",
+    "history/step_files.py:StepFiles.remove": f"{OWN_NAME} losses: steps that are made again",
     "history/metrics_files.py:MetricsFiles.__init__": OWN_FOLDER,
     "trainer/checkpoint.py:Checkpoints.__init__": "by orbax, but for what should_preserve names",
-    "trainer/profile.py:_trace": OWN_FOLDER,
+    "trainer/mirror.py:_make_scratch": OWN_FOLDER,
+    "trainer/mirror.py:Mirror.push": "folders named by a number that have the mark of a checkpoint",
+    "trainer/mirror.py:_remove_leftovers": "folders of killed processes, whose locks nobody holds",
+    "trainer/tensorboard.py:TensorBoard.__init__": OWN_FOLDER,
     "steps/hosts.py:require_shared": "a file with a random name that it made",
 }
+
+
+def name_of(path):
+    """The path of a file as in `RULES`."""
+    return path.relative_to(ROOT).as_posix().removeprefix("pipeline/")
 
 
 def find(path):
@@ -48,7 +53,7 @@ def find(path):
         called = node.func if isinstance(node, ast.Call) else None
         name = getattr(called, "attr", getattr(called, "id", None))
         if name in DELETES or (name == "remove" and getattr(called.value, "id", "") == "os"):
-            found.add(f"{path.relative_to(PACKAGE).as_posix()}:{'.'.join(place)}")
+            found.add(f"{name_of(path)}:{'.'.join(place)}")
         for child in ast.iter_child_nodes(node):
             walk(child, place)
 
@@ -57,5 +62,5 @@ def find(path):
 
 
 def test_each_place_that_deletes_files_has_a_rule_that_makes_it_safe():
-    found = set().union(*map(find, PACKAGE.rglob("*.py")))
+    found = set().union(*(find(path) for place in PLACES for path in place.rglob("*.py")))
     assert found == RULES.keys()

@@ -62,7 +62,11 @@ def define_segments(planned, align=1, fields=None):
 
     So also among the examples of its row and, with `fields` of groups, among the continuations.
     """
-    aligns = align if isinstance(align, dict) else dict.fromkeys(planned.bucket.names, align)
+    aligns, names = align, planned.bucket.names
+    if isinstance(align, tuple):
+        aligns = dict(zip(names, align, strict=True))
+    elif isinstance(align, int):
+        aligns = dict.fromkeys(names, align)
     branches = (fields or {}).get("inputs_branch_ids")
     used = [{} for _ in range(planned.bucket.rows)]
     for row, example, start, *sizes in planned.segments.tolist():

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pipeline
-from pipeline import Batches, Bucket, Corpora, Examples, Masked, Pairs, Plan, PlannedBatch
+from pipeline import Batches, Bucket, Corpora, Masked, Pairs, Plan, PlannedBatch
 from pipeline.corpus import CAUSAL, INPUTS, TARGETS
+from pipeline.corpus.examples import InMemory
 from tests.loading.definition import (
     define_batch,
     define_numbers,
@@ -190,7 +191,7 @@ def test_only_the_features_that_are_asked_for_are_read_and_none_is_in_a_state(na
         return lambda self, *given: read.extend(given[-1]) or method(self, *given)
 
     for method in ("_read", "_read_examples"):
-        monkeypatch.setattr(Examples, method, note(getattr(Examples, method)))
+        monkeypatch.setattr(InMemory, method, note(getattr(InMemory, method)))
     batches = Batches(corpus, plan, features=names)
     assert Batches(corpus, plan, features=["seen"]).origin.resume(batches.origin.state(0)) == 0
     assert {*(names or ())} <= {*batches[0]}

@@ -19,10 +19,12 @@ from absl import flags
 
 import pipeline
 from pipeline import Batches, Bucket, Plan
+from pipeline.corpus import Masked
 from pipeline.corpus.tasks import INPUTS
-from pipeline.corpus.views import Masked
 from pipeline.errors import UserError
+from pipeline.loading.iteration import PRIVATE, require_names
 from pipeline.loading.loader import Loader
+from tests.meshes import OneProcess, mesh_of
 
 KINDS = ("plan", "mixture", "pairs", "view")
 NAMES = ("map", "random_map", "filter")
@@ -62,6 +64,60 @@ TRANSFORMATIONS = {
     "repeat": lambda steps: steps.repeat(2),
     "batch": lambda steps: steps.batch(2),
 }
+
+
+class TwoArguments(Exception):
+    def __init__(self, text, place):
+        super().__init__(text)
+        self.place = place
+
+
+class HoldsALock(Exception):
+    def __init__(self, text):
+        super().__init__(text)
+        self.lock = threading.Lock()
+
+
+class RaisesWhenRead(Exception):
+    def __reduce__(self):
+        return int, ("no number",)
+
+
+class Fails:
+    """A function of a batch that fails after `good` calls, in the way that `kind` says."""
+
+    def __init__(self, kind, good=0):
+        self.kind, self.good = kind, good
+
+    def __call__(self, batch):
+        self.good -= 1
+        if self.good >= 0:
+            return batch
+        if self.kind == "a lock in the batch":
+            return {**batch, "lock": threading.Lock()}
+        raise {
+            "OSError": lambda: OSError(5, "a read failed"),
+            "two arguments": lambda: TwoArguments("a read failed", 3),
+            "a lock": lambda: HoldsALock("a read failed"),
+            "raises when read": lambda: RaisesWhenRead("a read failed"),
+            "SystemExit": lambda: SystemExit("a read failed"),
+            "a class inside": lambda: type("Inside", (Exception,), {})("a read failed"),
+            "StopIteration": lambda: StopIteration("a read failed"),
+        }[self.kind]()
+
+
+@contextlib.contextmanager
+def within(seconds):
+    """Ends a wait that would never end."""
+
+    def end(*_):
+        raise TimeoutError(f"not within {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.alarm(seconds)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
 def transform(steps, chain):
@@ -300,6 +356,76 @@ def test_a_step_that_failed_says_why_and_is_made_again(make, error, threads):
     assert steps.get_state()["step"] == 1
     np.testing.assert_equal(dict(next(steps)), whole[1])
     steps.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "raised"),
+    [
+        ("OSError", OSError),
+        ("two arguments", RuntimeError),
+        ("a lock in the batch", TypeError),
+        *(slow(kind, RuntimeError) for kind in ("a lock", "raises when read", "a class inside")),
+        *(slow(kind, RuntimeError) for kind in ("SystemExit", "StopIteration")),
+    ],
+)
+def test_whatever_fails_in_a_worker_arrives_with_its_text_and_traceback(make, kind, raised):
+    steps = iter(work(make("plan").map(Fails(kind, good=1)).to_iter_dataset(), 1))
+    text = "cannot pickle" if kind == "a lock in the batch" else "a read failed"
+    with within(60):
+        next(steps)
+        with pytest.raises(raised, match=text) as error:
+            next(steps)
+    assert "In the worker process:" in error.value.__notes__[0]
+    with within(60):
+        next(steps)  # made again, by a new worker
+    if raised is OSError:
+        assert error.value.errno == 5
+    steps.close()
+
+
+@pytest.mark.parametrize("name", ["map", "map_with_index", "random_map", "filter"])
+@pytest.mark.parametrize("before", [False, True])
+def test_a_function_cannot_end_the_data_by_mistake(make, name, before):
+    """`next()` of an empty iterator raises `StopIteration`, which ends a Python iterator."""
+
+    def fail(*arguments):
+        calls.append(arguments)
+        return next(iter([])) if len(calls) > 2 else True
+
+    calls, steps = [], make("plan")
+    steps = steps if before else steps.to_iter_dataset().seed(3).map(lambda batch: batch)
+    options = {"seed": 3} if name == "random_map" else {}
+    steps = getattr(steps, name)(fail, **options)
+    steps = iter(steps.to_iter_dataset() if before else steps.map(lambda each: each))
+    next(steps), next(steps)
+    with pytest.raises(RuntimeError, match="raise a ValueError to report what is wrong"):
+        next(steps)
+
+
+def test_random_numbers_differ_between_the_rows_of_processes_and_equal_those_of_replicas(make):
+    def noisy(batch, rng):
+        return rng.random(3)
+
+    def draw(batches):
+        steps = batches.seed(5).random_map(noisy), batches.to_iter_dataset().seed(5)
+        return [*steps[0]], [*steps[1].random_map(noisy)]
+
+    whole = draw(make("plan"))
+    parts = [draw(make("plan", process_index=p, process_count=2)) for p in range(2)]
+    np.testing.assert_equal(whole, parts[0])
+    for one, other in zip(*parts, strict=True):
+        assert not np.isin(one, other).any()
+    # Devices 0 and 2 hold the first half of the rows, 1 and 3 the other.
+    sharding = pipeline.loading.batch_sharding(mesh_of(data=2, tensor=2, order=(0, 2, 1, 3)))
+    for devices, part in (([0], 0), ([2], 0), ([1, 3], 1)):
+        found = draw(make("plan", sharding=OneProcess(sharding, devices)))
+        np.testing.assert_equal(found, parts[part])
+
+
+def test_a_version_of_grain_without_a_name_is_refused_by_that_name():
+    require_names(PRIVATE)
+    with pytest.raises(ImportError, match=r"no DatasetIterator\._next, .* install"):
+        require_names({**PRIVATE, grain.DatasetIterator: ("_next",)})
 
 
 def test_interrupts_in_a_wait_lose_no_work(make):

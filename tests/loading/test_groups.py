@@ -141,5 +141,5 @@ def test_processes_and_devices_hold_the_parts_of_the_rows_of_groups():
         require_same(spread[step], whole[step])
     for begin, end in ((0, 11), (11, 32), (5, 6)):
         block = Block(np.array([1, 3]), (begin, end))
-        for name, values in collate_side(corpus.sides[0], plan.batch(0), 0, block).items():
+        for name, values in collate_side(corpus.sides["inputs"], plan.batch(0), 0, block).items():
             np.testing.assert_array_equal(values, whole[0][name][[1, 3], begin:end], name)

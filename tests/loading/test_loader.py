@@ -13,6 +13,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import grain
+import jax
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
@@ -24,7 +25,7 @@ from pipeline.loading.loader import Loader
 from pipeline.loading.sharding import field_specs
 from pipeline.loading.state import StateKey
 from pipeline.planning.identity import fingerprint_of
-from pipeline.steps import Compiled
+from pipeline.steps import Compiled, CompileLog
 from tests.loading.definition import require_same
 from tests.meshes import OneProcess, mesh_of
 
@@ -225,6 +226,54 @@ def test_a_loader_transfers_what_a_transform_returns_and_its_specs_say_so(
             }
             require_same(batch, here)
             assert count(0, batch) == here["most"].sum() + here["long"].max()
+
+
+def odd(batch):
+    return batch["inputs"][0, 0] % 2 == 1
+
+
+VARYING = {
+    "dtype": lambda b: b | {"more": b["inputs"].astype(np.float32 if odd(b) else np.int32)},
+    "field": lambda b: b | {"more": b["inputs"]} if odd(b) else b,
+    "size": lambda b: b | {"more": np.zeros((*b["inputs"].shape, int(b["inputs"][0, 0]) + 1))},
+}
+
+
+@pytest.mark.parametrize("sharding", [None, ROWS])
+@pytest.mark.parametrize("what", VARYING)
+def test_a_transform_that_varies_is_refused_by_the_field_and_what_it_was(
+    corpus, buckets, what, sharding
+):
+    given = {"transform": VARYING[what], "buckets": buckets, "sharding": sharding}
+    whole = Batches(corpus, Plan(corpus, buckets))
+    first = next(step for step in range(len(whole)) if odd(whole[step]))
+    with pipeline.load(corpus, **given) as loader:
+        for _ in range(first if what != "size" else 0):
+            next(loader)
+        with pytest.raises(ValueError, match=r"more of the batch of step \d+ is .*, and was "):
+            next(loader)
+
+
+def test_a_function_of_ones_own_is_compiled_once_for_each_shape(corpus, buckets):
+    """Its state begins as arrays that are on no device in particular, as JAX makes them."""
+
+    @jax.jit
+    def step(state, batch):
+        return state + batch["inputs"].sum()
+
+    def run(batches):
+        state = jax.numpy.zeros((3,))
+        for batch in batches:
+            state = step(state, batch)
+
+    packed = pipeline.pack(pipeline.Examples([[1, 2, 3, 4]] * 20), [Bucket(2, 8)])
+    for batches, shapes in (
+        (pipeline.load(corpus, buckets=buckets, num_epochs=1), len(buckets)),
+        ([batch for _, batch in packed], 1),
+    ):
+        with CompileLog() as log:
+            run(batches)
+        assert log.names.count("jit(step)") == shapes
 
 
 def test_threads_that_wait_while_a_state_is_set_get_its_batches(corpus, buckets):

@@ -43,6 +43,9 @@ def divide(batch, corpus, order, parts):
         if feature and feature.to:
             values = np.append(np.argsort(orders[feature.to]), -1)[values].astype(np.int32)
         found[name] = values
+    if order != "contiguous":
+        for name, moved in orders.items():
+            found[f"{name}_columns"] = np.tile(moved.astype(np.int32), (PICTURES.rows, 1))
     return found
 
 
@@ -56,7 +59,9 @@ def test_columns_are_divided_like_positions_pointers_follow_and_segments_are_lik
     by_row = NamedSharding(sharding.mesh, PartitionSpec(("data",)))
     with Loader(Batches(corpus, plan, sharding=sharding, context_order=order)) as loader:
         for batch, expected in zip(loader, whole, strict=True):
-            require_same(batch, divide(expected, corpus, order, 2))
+            due = divide(expected, corpus, order, 2)
+            require_same({name: batch[name] for name in due}, due)
+            assert {*batch} == {*due}
             for name, array in batch.items():
                 spec = loader.specs[PICTURES][name]
                 assert (array.shape, array.dtype) == (spec.shape, spec.dtype)
@@ -184,6 +189,7 @@ GROUPS = {"tokens": [([1], [[2], [3]])], "patches": [[1]]}
         (lambda: examples_of(yx=(Feature("patches"), [1, 2, 3])), "yx of example 0 has 3 values"),
         (lambda: examples_of(patch=(Feature("inputs", to="patches"), [0, 2, 1])), "position 2 of"),
         (lambda: examples_of(patches_positions=(Feature("patches"), [0, 0])), "as a field of the"),
+        (lambda: examples_of(patches_columns=(Feature("patches"), [0, 0])), "as a field of the"),
         (lambda: Feature("input"), "of is 'input'"),
         (lambda: Feature("example", to="patches"), "to is 'patches'"),
         (lambda: Examples({"x": [[1]]}, features={}), "one of them must be 'tokens'"),

@@ -12,6 +12,7 @@ import pytest
 from flax import nnx
 from optax import softmax_cross_entropy_with_integer_labels as token_losses
 
+from models import transformer
 from models.config import TransformerConfig
 from models.decoder import Decoder
 from models.encoder import Encoder
@@ -214,6 +215,34 @@ def test_every_parameter_has_a_place_on_a_mesh_and_decay_by_kind(kind, scan_laye
         name = jax.tree_util.keystr(path)
         assert decay == ("fsdp" in sharding.spec) == ("scale" not in name)
         assert ("tensor" in sharding.spec) == ("scale" not in name and "patches" not in name)
+
+
+def test_a_dimension_that_a_mesh_does_not_divide_is_named_once(caplog):
+    mesh = jax.make_mesh((4,), ("tensor",))
+    table = {"table": jax.ShapeDtypeStruct((50_257, 8), jnp.float32)}
+    for tree in (table, {"moments": table}):
+        (sharding,) = jax.tree.leaves(parameter_shardings(tree, mesh))
+        assert sharding.spec == jax.P(None, None)
+    (told,) = caplog.messages
+    assert "'table' [50257, 8] stays whole on the 4 devices of the axis 'tensor'" in told
+    assert "50260 would be divided" in told
+
+
+def test_remat_computes_layers_again_but_not_blocked_attention(monkeypatch):
+    config = replace(CONFIG, scan_layers=False, remat=True)
+    graph, state = abstract_model("decoder", config)
+    fields = [jax.ShapeDtypeStruct((2, 16), jnp.int32)] * 3
+
+    def loops(kept):
+        monkeypatch.setattr(transformer, "KEPT", kept)
+
+        def total(state, *fields):
+            return nnx.merge(graph, state)(*fields).sum()
+
+        return jax.jit(jax.grad(total)).lower(state, *fields).as_text().count("stablehlo.while")
+
+    # Of rows, and of blocks of queries, in each layer.
+    assert loops(transformer.KEPT) == loops("nothing of this name") - 2 * config.num_layers
 
 
 OPTIMIZERS = {

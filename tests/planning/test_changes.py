@@ -8,7 +8,7 @@ import pytest
 import pipeline
 from pipeline import Bucket, Plan
 from pipeline.loading.state import StateKey
-from pipeline.planning.stream import Pass
+from pipeline.planning.stream import Rows
 
 FOURS = (Bucket(16, 16), Bucket(8, 32), Bucket(4, 64))
 
@@ -104,8 +104,8 @@ def test_changes_are_plain_json():
 
 def test_far_steps_cost_no_walk(monkeypatch):
     lengths = np.random.default_rng(0).integers(1, 60, 2000)
-    assigned, assign = [], Pass._fill
-    monkeypatch.setattr(Pass, "_fill", lambda self, *at: assigned.append(at) or assign(self, *at))
+    assigned, assign = [], Rows._fill
+    monkeypatch.setattr(Rows, "_fill", lambda self, *at: assigned.append(at) or assign(self, *at))
     plan = Plan(lengths, FOURS, window=300)
     monkeypatch.setattr(plan, "batch", None)  # no batch is asked for one by one
     step = 10**9 + 7

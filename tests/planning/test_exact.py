@@ -105,7 +105,7 @@ def test_rows_of_several_windows_fill_the_batches_of_shorter_buckets(packing, mo
         plan = Plan(
             lengths, [*shorter, Bucket(3, 64)], window=60, packing=packing, max_segments=most
         )
-        rows = plan.stages[0].streams[0].whole.rows
+        rows = plan.stages[0].streams[0].whole.counts
         assert [int(n) % each.rows for n, each in zip(rows, shorter, strict=False)] == [0, 0]
 
 

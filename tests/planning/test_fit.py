@@ -12,6 +12,7 @@ from pipeline import Bucket, Plan, fit_buckets
 from pipeline.planning import fit
 from pipeline.planning import lengths as lengths_lib
 from pipeline.planning.fit import SURE, WORTH, WORTH_UNPACKED, typical_lengths
+from pipeline.planning.members import Members
 from pipeline.planning.packing import row_cost
 from tests.planning.corpora import lognormal
 
@@ -145,15 +146,16 @@ def test_max_length_bounds_the_longest_bucket(lengths, max_length, last):
 def test_several_corpora_have_the_shares_of_examples_that_batches_of_them_have(by, due):
     given = {"short": [2] * 60, "long": [200] * 40, "never": [999]}
     phases = [(0, {"short": 3, "long": 1, "never": 0}), (9, {"short": 1, "long": 3, "never": 0})]
-    counts = np.bincount(typical_lengths(given, phases, by))
+    counts = np.bincount(typical_lengths(Members.of_several(given), phases, by)[:, 0])
     assert counts[2] / counts[200] == pytest.approx(due, rel=0.01)
     assert len(counts) == 201  # none of the corpus that no batch has
 
 
 def test_typical_lengths_are_those_of_a_whole_corpus(monkeypatch):
     monkeypatch.setattr(fit, "TYPICAL", 10)
-    found = typical_lengths({"a": [1] * 50 + [9] * 50}, {"a": 1}, "tokens")
-    assert np.bincount(found)[1] == 5
+    members = Members.of_several({"a": [1] * 50 + [9] * 50})
+    found = typical_lengths(members, {"a": 1}, "tokens")
+    assert np.bincount(found[:, 0])[1] == 5
 
 
 def test_one_huge_example_costs_no_memory():

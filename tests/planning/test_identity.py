@@ -23,7 +23,7 @@ def corpus(rng, sides):
     """A corpus with all that a plan asks one for."""
     lengths, count = rng.integers(1, 40, (20, sides)), 20
     if sides == 2:
-        return SimpleNamespace(lengths=lengths, side_names=SIDES, loss_side=0, silent=[3])
+        return SimpleNamespace(lengths=lengths, side_names=SIDES, loss="inputs", silent=[3])
     lengths, branches = lengths[:, 0], rng.integers(0, 2, count)
     trees = np.stack([lengths // 2 + 1, branches, lengths**2 // 2 + 1], axis=1)
     return SimpleNamespace(
@@ -106,8 +106,8 @@ DIFFERENCES = {
     "cost of groups": other("trees", lambda n: n * [1, 1, 3]),
     "groups": other("trees", lambda n: n * [1, 0, 1]),
     "silent": other("silent", lambda n: np.array([4])),
-    "side with loss": other("loss_side", lambda n: 1),
-    "side with loss of the last corpus": last(loss_side=1),
+    "side with loss": other("loss", lambda n: "patches"),
+    "side with loss of the last corpus": last(loss="patches"),
     "names of sides of the last corpus": last(side_names=()),
     "order of corpora": swap,
     "names of corpora": rename,

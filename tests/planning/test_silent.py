@@ -46,7 +46,7 @@ def test_each_example_has_loss_and_all_loss_that_fits_is_there(weights, overflow
     silent = [n for n, each in enumerate(losses(weights)) if each and not any(each)]
     assert examples.silent.tolist() == silent
     covering = Plan(examples.covering(), [Bucket(2, length)], overflow=overflow)
-    assert not covering.stages[0].excluded.any()
+    assert covering.stages[0].members.stays.all()
 
 
 def chat(*contents):

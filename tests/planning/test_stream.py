@@ -18,7 +18,7 @@ from pipeline import Bucket, Plan
 from pipeline.planning import stage
 from pipeline.planning.cache import WindowCache
 from pipeline.planning.options import Options
-from pipeline.planning.stream import Pass
+from pipeline.planning.stream import Rows
 from pipeline.planning.tiers import Tiers
 from tests.planning.corpora import digests, lognormal
 from tests.properties.accounts import batches_of
@@ -49,14 +49,14 @@ def test_epochs_and_corpora_of_a_mixture_are_shuffled_independently(lengths, win
 @pytest.fixture
 def fills(monkeypatch):
     """The pass, epoch and place of each window that is filled, and the thread that fills it."""
-    found, fill = {}, Pass._fill
+    found, fill = {}, Rows._fill
 
     def noting(self, epoch, place):
         assert (self, epoch, place) not in found, "a window is filled twice"
         found[self, epoch, place] = threading.current_thread()
         return fill(self, epoch, place)
 
-    monkeypatch.setattr(Pass, "_fill", noting)
+    monkeypatch.setattr(Rows, "_fill", noting)
     return found
 
 
@@ -114,7 +114,7 @@ def test_small_shares_are_not_starved_by_many_intervals():
     corpora = {f"c{n}": ANY[: 100 + 7 * n] for n in range(40)} | {"small": EQUAL}
     weights = {name: 0.02 if name == "small" else 1 for name in corpora}
     plan = Plan(corpora, [Bucket(4, 32)], weights=weights).after(50, seed=2)
-    rows = plan.stages[1].schedule.taken(2000).rows[0]
+    rows = plan.stages[1].schedule.before(2000).rows[0]
     assert abs(int(rows[-1]) - 2000 * 4 * 0.02 / 40.02) < 2
 
 
@@ -154,7 +154,7 @@ def test_a_value_that_cannot_be_made_takes_no_place_and_the_value_used_last_stay
 @pytest.mark.parametrize(("window", "each"), [(1 << 20, 1 << 19), (99_999, 1 << 16), (500, 500)])
 def test_two_corpora_have_half_a_window_each_but_not_a_small_one(window, each):
     options = Options(buckets=(Bucket(8, 32),), window=window)
-    assert stage.options_of_streams(options, ["a", "b"]).window == each
+    assert stage.options_of_streams(options, 2).window == each
 
 
 def test_where_no_thread_can_start_windows_are_made_when_they_are_needed(monkeypatch):

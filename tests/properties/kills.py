@@ -67,8 +67,8 @@ class Training:
         import train
         from pipeline.fs import as_path
         from pipeline.history import audit
-        from pipeline.trainer.checkpoint import Checkpoints
         from tests.runs.runs import tiny
+        from trainer.checkpoint import Checkpoints
 
         save = Checkpoints.save
 
@@ -98,13 +98,13 @@ class Training:
 
     def points(self) -> dict[str, tuple[Any, str, int]]:
         """Owners and names of methods, of whose first calls one is hit, and how many those are."""
+        import trainer
         from pipeline.fs import objects
-        from pipeline.trainer import run
-        from pipeline.trainer.checkpoint import Checkpoints
+        from trainer.checkpoint import Checkpoints
 
         found: dict[str, tuple[Any, str, int]] = {
             "in a checkpoint": (Checkpoints, "save", 6),
-            "in an evaluation": (run, "sum_over_batches", 3),
+            "in an evaluation": (trainer, "evaluate", 3),
         }
         return found | ({"at a request": (objects, "_open", REQUESTS)} if self.bucket else {})
 

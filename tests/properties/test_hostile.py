@@ -33,9 +33,9 @@ from pipeline.history import RunLog, audit, read_history, write_history
 from pipeline.loading.state import StateKey
 from pipeline.planning.plan import Plan
 from pipeline.text.sources.source import sharded
-from pipeline.trainer.schedule import Schedule
 from tests.properties import hostile
 from tests.properties.accounts import assert_batch_fits, assert_each_position_once
+from trainer.schedule import Schedule
 
 
 @contextlib.contextmanager
@@ -431,7 +431,7 @@ def test_damaged_runs_are_audited_and_go_on(place, given):
             digest = plan.batch(step).digest
             expect(digest in made("run")["metrics.jsonl"].decode(), "another batch", step, name)
     with refusing():
-        with RunLog(work, 7, 9, state={"evaluations": {"10": {}}}) as log:
+        with RunLog(work, 7) as log:
             log.write({"step": 7, "loss": 1.0})
         steps = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
         steps = [line["step"] for line in steps if "loss" in line]
@@ -457,12 +457,11 @@ def test_schedules_keep_the_past(place, given):
     options = options | {"tokens_per_batch": 32}
     lengths = np.array([3, 8, 2, 5, 7, 1, 4, 12, 6, 3])
     with refusing():
-        schedule = Schedule(options, entries)
+        schedule = Schedule.make(options, entries).fit(lengths)
         plan = schedule.plan(lengths)
         plan.batch(10)
-        later = Schedule(options, [*entries, *more])
-        later.resume(json.loads(json.dumps(schedule.as_json())), 5)
-        went_on = later.plan(lengths)
+        later = Schedule.make(options, [*entries, *more])
+        went_on = later.resume(json.loads(json.dumps(schedule.as_json())), 5).plan(lengths)
         for step in range(5):
             expect(went_on.batch(step).digest == plan.batch(step).digest, "another past", step)
 

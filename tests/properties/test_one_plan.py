@@ -150,7 +150,7 @@ def made(corpora, phases, begin, changes, per_file):
     events, grown, step = [], [], 0
     for gap, change in changes:
         step = plan.next_block(step + gap)
-        given, there = dict(change), [*plan.last_stage(step).members]
+        given, there = dict(change), [*plan.last_stage(step).members.corpora]
         lengths = {name: lengths[name] for name in (lengths if "weights" not in given else there)}
         if more := given.pop("more", None):
             grown.append(len(lengths[""]))
@@ -178,7 +178,7 @@ def made(corpora, phases, begin, changes, per_file):
 
 def used_buckets(source):
     """The buckets that whole epochs of a source have rows of; others, its remainder has not."""
-    pairs = zip(source.options.buckets, source.whole.rows.tolist(), strict=True)
+    pairs = zip(source.options.buckets, source.whole.counts.tolist(), strict=True)
     return [bucket for bucket, rows in pairs if rows or not source.name]
 
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from pipeline import Batches, Bucket, Corpora, Loader, Plan, score
 from pipeline.history import RunLog, audit, losses, read_history, write_history
-from pipeline.trainer.evaluation import evaluation_batches
 from tests.corpus.kinds import SIZES, make, require_pieces
 from tests.loading.definition import join
 from tests.properties.accounts import Account
+from trainer.evaluation import evaluation_batches
 
 EXAMPLES = 10
 
@@ -123,7 +123,7 @@ def test_every_run_trains_on_what_was_planned_and_can_be_audited_evaluated_and_s
     plan = Plan(corpus, **begin, **weights)
     with tempfile.TemporaryDirectory() as folder:
         workdir = epath.Path(folder)
-        step, state, log_state, ran = 0, None, None, []
+        step, state, ran = 0, None, []
         for steps, lost, processes, changes in starts:
             given = dict(changes)
             if given.pop("joins", False):
@@ -136,7 +136,7 @@ def test_every_run_trains_on_what_was_planned_and_can_be_audited_evaluated_and_s
                 parts = open_iterators(stack, corpus, plan, processes, positions)
                 for part in parts if state else ():
                     part.set_state(json.loads(json.dumps(state)))
-                log = stack.enter_context(RunLog(workdir, step, saved + lost, state=log_state))
+                log = stack.enter_context(RunLog(workdir, step))
                 most = plan.most_segments()
                 for now in range(step, saved + lost):
                     planned, each = plan.batch(now), [next(part) for part in parts]
@@ -145,13 +145,14 @@ def test_every_run_trains_on_what_was_planned_and_can_be_audited_evaluated_and_s
                     sums = sum_of_segments(planned, batch, most[planned.bucket])
                     log.add(now, planned, {"loss": 1.0, "segments": sums})
                     if now == saved - 1:
-                        log_state, (state, *others) = log.save(), [p.get_state() for p in parts]
+                        log.save()
+                        state, *others = [p.get_state() for p in parts]
                         assert all(other == state for other in others)
                     if now < saved:
                         ran.append((planned, sums))
             step = saved
-        with RunLog(workdir, step, step, state=log_state) as log:  # without what was lost
-            log.write_summary(step)
+        with RunLog(workdir, step):  # without what was lost
+            pass
         require_history(workdir, corpus, plan, ran)
         require_scores(workdir / "scores", corpus, plan, epoch=len(starts) - 1)
     require_evaluation(held, plan)
@@ -162,8 +163,8 @@ def require_history(workdir, corpus, plan, ran):
     said = []
     audit(workdir, said.append)
     assert said[-1].startswith(f"all {len(ran)} batches are those that were planned")
-    summary = json.loads((workdir / "summary.json").read_text())
-    assert summary["tokens"] == sum(planned.num_tokens for planned, _ in ran)
+    tokens = [json.loads(line)["tokens"] for line in (workdir / "metrics.jsonl").open()]
+    assert tokens == [planned.num_tokens for planned, _ in ran]
     again, replayed = read_history(workdir)
     assert (again.fingerprint, replayed.fingerprint) == (corpus.fingerprint, plan.fingerprint)
     found = losses(workdir)
@@ -216,5 +217,5 @@ def require_scores(directory, corpus, plan, epoch):
     )
     sizes = kept_lengths(corpus, plan.options)[:, 0].tolist()
     for number, (tokens, size) in enumerate(zip(values["token"].to_pylist(), sizes, strict=True)):
-        due = corpus.sides[0].read([number], [0], [size], epoch=epoch)["inputs"]
+        due = corpus.sides["inputs"].read([number], [0], [size], epoch=epoch)["inputs"]
         assert (tokens or []) == due.tolist()

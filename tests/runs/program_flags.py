@@ -2,14 +2,14 @@
 
 from absl.flags import FLAGS
 
-import train
+from trainer import launch
 
 
 def parse(*words):
     """The config and the work directory that flags give; they are forgotten after the call."""
     known = {*FLAGS}
     try:
-        train.launch.parse_flags(["train.py", *words], train.DEFAULT_CONFIG)
+        launch.parse_flags(["train.py", *words])
         return FLAGS.config, FLAGS.workdir
     finally:
         FLAGS.unparse_flags()

@@ -15,6 +15,7 @@ from pipeline.cli.commands import main
 from pipeline.fs.atomic import as_path
 from pipeline.history import losses
 from tests.runs import tiny_config
+from trainer.launch import LOGGERS
 
 # What depends on the clock.
 CLOCK = {"waited", "seconds", "tokens_per_second", "goodput", "waiting"}
@@ -46,21 +47,23 @@ class Messages(logging.Handler):
 def messages():
     """What train.py and the library log inside the block."""
     found, root = Messages(), logging.getLogger()
-    logger = logging.getLogger("pipeline")
-    level = logger.level
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    levels = [logger.level for logger in loggers]
     root.addHandler(found)
-    logger.setLevel(logging.INFO)
+    for logger in loggers:
+        logger.setLevel(logging.INFO)
     try:
         yield found
     finally:
         root.removeHandler(found)
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
-def run(config, workdir, **options):
+def run(config, workdir):
     """Runs a config to its end; returns what was logged."""
     with messages() as found:
-        train.train(config, as_path(workdir), **options)
+        train.train(config, as_path(workdir))
     return str(found)
 
 

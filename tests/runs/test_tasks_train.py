@@ -19,14 +19,14 @@ from models.config import TransformerConfig
 from models.flops import step_flops
 from pipeline import Batches, Bucket, Corpora, Corpus, Decoded, Examples, Pairs, Plan
 from pipeline.cli.commands import main
-from pipeline.corpus.views import FillInTheMiddle, Masked
+from pipeline.corpus import FillInTheMiddle, Masked
 from pipeline.history import read_history
 from pipeline.text.config import open_template
 from pipeline.text.templates import Preference
 from pipeline.text.tokenizers import Bytes
-from pipeline.trainer.corpora import prepare_corpora
 from tests.corpus.token_writers import write_megatron
 from tests.runs.runs import audited, run, segment_losses, steps, summary, tiny
+from trainer.corpora import prepare_corpora
 
 
 @pytest.fixture(scope="module")
@@ -239,8 +239,15 @@ def sees_what_follows(config, workdir):
 
 @pytest.mark.parametrize(("kind", "task"), [("", "causal"), ("", "masked"), ("mixture", "masked")])
 def test_every_masked_corpus_gets_an_encoder_alone_and_in_a_mixture(chats, tmp_path, kind, task):
-    config = tiny(chats, kind, task__kind=task)
+    architecture = "encoder" if task == "masked" else "decoder"
+    config = tiny(chats, kind, task__kind=task, architecture=architecture)
     assert sees_what_follows(config, epath.Path(tmp_path)) == (task == "masked")
+    config.architecture = "decoder" if task == "masked" else "encoder"
+    with pytest.raises(ValueError, match=f"task.kind is '{task}' and config.architecture is "):
+        sees_what_follows(config, epath.Path(tmp_path))
+    config.architecture = "encoder_decoder"
+    with pytest.raises(ValueError, match="takes the sides inputs, targets, and the corpus has inp"):
+        sees_what_follows(config, epath.Path(tmp_path))
 
 
 def changed(changes):

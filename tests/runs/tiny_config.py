@@ -62,6 +62,7 @@ def get_config(kind: str = "") -> ConfigDict:
             config.template = ConfigDict({"kind": "chat", "weights": {"assistant": 1.0}})
         case "masked":
             config.task = ConfigDict({"kind": "masked", "rate": 0.3})
+            config.architecture = "encoder"
         case "middle":
             config.task = ConfigDict({"kind": "fill_in_the_middle", "rate": 0.5})
     return config

@@ -1,7 +1,6 @@
 """Scores: each example once and in order, as if it were alone, whatever interrupts the run."""
 
 import contextlib
-import functools
 import json
 import random
 import time
@@ -10,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental import io_callback
 
 import pipeline
 from pipeline.scoring import scores as scoring
@@ -193,16 +191,10 @@ def test_scores_of_something_else_are_refused(corpus, tmp_path):
         ({"positions": "restart"}, "positions was continue and is now restart"),
         ({"reduce": "sum"}, "value was every int32 per position and is now sum int32 per position"),
         ({"w": 4}, "state was"),
-        ({"by": 3}, "step was"),
+        ({"by": 3, "version": "3"}, "version was  and is now 3"),
     ):
         with pytest.raises(ValueError, match=f"{sentence}.* another directory, or delete this one"):
             score(**changed)
-    # An array in the program of a function inside the step's.
-    inside = [jax.jit(functools.partial(jnp.multiply, np.full(1, n))) for n in (4, 5)]
-    steps = [lambda batch, f=f: {"value": f(batch["inputs"])} for f in inside]
-    pipeline.score(corpus, steps[0], directory=tmp_path / "inside", **READY)
-    with pytest.raises(ValueError, match=r"has other scores: step was \w+ and is now \w+\. Score"):
-        pipeline.score(corpus, steps[1], directory=tmp_path / "inside", **READY)
     with messages() as said:
         assert score().equals(first)
     assert "scores.arrow has these scores already" in str(said)
@@ -228,7 +220,7 @@ def test_parts_of_two_models_never_make_one_table(corpus, content, tmp_path, int
     options = READY | {"state": {"w": jnp.zeros(1)}, "buckets": SHORT[1:]}
     expected = pipeline.score(corpus, Scale(3), directory=tmp_path / "once", **options)
     options["directory"] = tmp_path / "again"
-    assert interrupted(2, corpus, Scale(2), **options) == ([0, 1], None)
+    assert interrupted(2, corpus, Scale(2), version="2", **options) == ([0, 1], None)
     manifest = tmp_path / "again" / "scores.json"
     if content is not None:
         manifest.write_text(content)
@@ -259,21 +251,6 @@ def test_a_record_per_row_is_that_of_its_only_example(corpus, tmp_path):
     assert scores["sum"].to_pylist() == sums
 
 
-@pytest.mark.parametrize("call", [jax.pure_callback, io_callback])
-def test_scores_of_a_step_that_calls_python_are_not_those_of_another(corpus, call, tmp_path):
-    def multiply(by):
-        def step(batch):
-            like = jax.typeof(batch["inputs"])
-            of_python = jax.jit(lambda x: call(lambda values: values * by, like, x))
-            return {"value": of_python(batch["inputs"])}
-
-        return step
-
-    pipeline.score(corpus, multiply(2), directory=tmp_path, **READY)
-    with pytest.raises(ValueError, match=rf"the step calls Python with jax\.{call.__name__}"):
-        pipeline.score(corpus, multiply(3), directory=tmp_path, **READY)
-
-
 def test_devices_share_batches_and_a_later_call_keeps_their_rows(corpus, tmp_path):
     mesh = mesh_of(data=4)
 
@@ -289,6 +266,8 @@ def test_devices_share_batches_and_a_later_call_keeps_their_rows(corpus, tmp_pat
     assert score("four").equals(scores)
     with jax.set_mesh(mesh):
         assert score("four", sharding=mesh).equals(scores)
+        assert score("set", num_threads=3).equals(scores)  # the mesh that is set
+    assert files(tmp_path / "set") == files(tmp_path / "four")
     score("one", row_multiple=4)
     score("length", sharding=mesh_of(context=4), row_multiple=4)
     assert files(tmp_path / "one") == files(tmp_path / "length") == files(tmp_path / "four")

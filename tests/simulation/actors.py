@@ -141,7 +141,7 @@ class Stream:
 
 def positions_of(corpus: Any) -> list[np.ndarray]:
     """The positions that are learnt of each example of a corpus."""
-    (side,), number = corpus.sides, len(corpus)
+    (side,), number = corpus.sides.values(), len(corpus)
     fields = side.read(np.arange(number), np.zeros(number, int), side.lengths)
     positions = join(fields["inputs"], fields["targets"])
     return np.split(positions, np.cumsum(side.lengths))[:number]

@@ -1,3 +1,5 @@
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -105,6 +107,18 @@ def test_auto_splits_only_the_bucket_that_is_over_the_budget(sharding, params, c
     assert "microbatches" in caplog.text
 
 
+def test_auto_compiles_no_number_of_microbatches_that_cannot_fit(sharding, params, caplog):
+    specs = specs_of(sharding, (96, 512))  # 24 rows on a device: 1, 2, 3, 4, 6, 8, 12 or 24 parts
+    (whole,) = Compiled(make_step(sharding), params, specs, microbatches=1).programs.values()
+    caplog.set_level("INFO", "pipeline")
+    budget = whole.memory // 5
+    step = Compiled(make_step(sharding), params, specs, microbatches="auto", budget=budget)
+    (program,) = step.programs.values()
+    assert program.memory <= budget
+    split = [int(number) for number in re.findall(r"in (\d+) microbatches: compiled", caplog.text)]
+    assert split == [each for each in (6, 8, 12, 24) if each <= program.microbatches]
+
+
 def test_a_budget_that_nothing_meets_is_refused_with_a_sentence(sharding, params):
     specs = specs_of(sharding, (8, 64))
     with pytest.raises(MemoryError, match=r"bucket 8x64 in 2 microbatches, and there are 0\.0 MiB"):
@@ -115,6 +129,32 @@ def test_microbatches_that_do_not_divide_are_refused(sharding, params):
     assert allowed(24, sharding) == [1, 2, 3, 6]
     with pytest.raises(ValueError, match=r"24 rows, .* must be one of 1, 2, 3, 6"):
         Compiled(make_step(sharding), params, specs_of(sharding, (24, 8)), microbatches=4)
+
+
+@pytest.mark.parametrize("known", ["arrays", "shapes"])
+@pytest.mark.parametrize("same", ["leaf", "memory"])
+def test_a_donated_state_that_holds_an_array_twice_is_refused_before_a_step(sharding, same, known):
+    def step(state, batch):
+        return jax.tree.map(lambda leaf: leaf + batch["loss_weights"].sum(), state)
+
+    where = NamedSharding(sharding.mesh, PartitionSpec())
+    params = jax.device_put({"a": jnp.ones(3), "none": jnp.zeros(0)}, where)
+    again = params["a"]
+    if same == "memory":  # another object for the same memory
+        again = jax.make_array_from_single_device_arrays(
+            (3,), where, [shard.data for shard in again.addressable_shards]
+        )
+    state = {"params": params, "average": {"a": again, "none": params["none"]}}
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), state)
+    specs, batch = specs_of(sharding, (8, 8)), batch_of(sharding, (8, 8))
+    told = r"state\['params'\]\['a'\] is the same array as state\['average'\]\['a'\].* a copy"
+    with pytest.raises(ValueError, match=told):
+        Compiled(step, state if known == "arrays" else like, specs, donate=True)(state, batch)
+    state["average"] = jax.tree.map(jnp.copy, params)
+    donating = Compiled(step, state, specs, donate=True)
+    for _ in range(2):
+        state = donating(state, batch)
+    assert float(state["average"]["a"][0]) == 1 + 2 * 64
 
 
 @pytest.mark.parametrize("told", [None, "theirs"])

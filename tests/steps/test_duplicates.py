@@ -1,7 +1,7 @@
 import numpy as np
 
 import pipeline
-from pipeline.corpus import interface
+from pipeline.corpus import side
 from pipeline.corpus.tasks import INPUTS
 from tests.properties.accounts import batches_of
 
@@ -17,7 +17,7 @@ def test_later_copies_are_found_and_left_out_of_a_plan(tmp_path):
 
 
 def test_copies_are_those_that_a_dict_finds(tmp_path, monkeypatch):
-    monkeypatch.setattr(interface, "TOGETHER", 3)  # blocks of one or two examples
+    monkeypatch.setattr(side, "POSITIONS", 3)  # blocks of one or two examples
     rng = np.random.default_rng(0)
     sizes = rng.integers(2, 5, (2, 200))
     one, other = ([rng.integers(0, 2, size).tolist() for size in side] for side in sizes)

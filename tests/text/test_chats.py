@@ -8,10 +8,10 @@ import pytest
 
 from pipeline.corpus.preparing.preparation import prepare
 from pipeline.text import templates
-from pipeline.text.chats import WEIGHTS_OF_TURNS, read_turns
 from pipeline.text.sources import JsonLines, Records, source
 from pipeline.text.templates import Chat, Preference
 from pipeline.text.tokenizers import Bytes
+from pipeline.text.turns import WEIGHTS_OF_TURNS, read_turns
 
 TURNS = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yo"}]
 PLAIN = Chat(before="{role}:", after="|")

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import signal
 import time
 
 import jax
@@ -12,18 +13,18 @@ from ml_collections import ConfigDict, config_dict
 
 import pipeline
 import train
+import trainer
 from pipeline.cli.commands import main
 from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import directory_lock
 from pipeline.history import losses, read_history
-from pipeline.steps import hosts
 from pipeline.steps.compiled import Compiled
-from pipeline.trainer import Run
-from pipeline.trainer.checkpoint import Checkpoints
-from pipeline.trainer.evaluation import evaluation_batches, sum_over_batches
-from pipeline.trainer.run_config import check_config
 from tests.properties.disk import Disk, fails
 from tests.runs.runs import lines, run, segment_losses, steps, summary, tiny
+from trainer import TrainingLog
+from trainer.checkpoint import Checkpoints
+from trainer.config import check_config, stored_config
+from trainer.evaluation import evaluate, evaluation_batches
 
 pytestmark = pytest.mark.usefixtures("counter")
 
@@ -59,7 +60,15 @@ def test_an_evaluation_is_over_all_positions_whatever_batch_they_are_in():
     def step(params, batch):
         return (batch["targets"] * batch["loss_weights"]).sum(), batch["loss_weights"].sum()
 
-    assert sum_over_batches(batches, step, None) == (3 + 190 + 36 + 91, 2 + 19 + 8 + 13)
+    sums = 3 + 190 + 36 + 91, 2 + 19 + 8 + 13
+    for count, threads in ((None, 1), (9, 2)):
+        options = ConfigDict({"eval_batches": count, "num_threads": threads})
+        assert evaluate(options, batches, step, None) == (*sums, None)
+    options.eval_batches = 1
+    assert evaluate(options, batches, step, None) == (*step(None, batches[0]), None)
+    options.eval_batches, asked = 2, []
+    assert evaluate(options, batches, step, None, stop=lambda: not asked.append(1)) is None
+    assert len(asked) == 1
 
 
 def test_a_run_weighs_each_held_out_position_once_and_counts_all_its_seconds(config, tmp_path):
@@ -129,21 +138,71 @@ def test_the_log_names_the_batches_that_ran(config, tmp_path, monkeypatch):
     assert batches == [plan.batch(step).digest for step in range(1, 13)]
 
 
+def stop_after(step):
+    """`TrainingLog.add` that a signal follows after so many steps."""
+    add = TrainingLog.add
+
+    def add_and_stop(self, number, planned, values):
+        add(self, number, planned, values)
+        if number + 1 == step:
+            signal.raise_signal(signal.SIGTERM)
+
+    return add_and_stop
+
+
 def test_told_to_stop_it_saves_at_once_and_logs_evaluations_once(config, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(hosts.StopSignals, "received", lambda self, step: step == 6)
-        run(config, tmp_path)
+        patch.setattr(TrainingLog, "add", stop_after(6))
+        assert "SIGTERM: saved step 6; run again to continue" in run(config, tmp_path)
     assert evaluations(tmp_path) == [(0, 0.0)]
     assert Checkpoints(tmp_path / "checkpoints").latest == 6
-    # The next start makes the evaluation up, and is killed before it is saved.
+    # The next start makes the evaluation up, and is killed before it saves.
     with monkeypatch.context() as patch:
-        patch.setattr(hosts.StopSignals, "received", lambda self, step: step == 8)
+        patch.setattr(TrainingLog, "add", stop_after(8))
         patch.setattr(Checkpoints, "save", lambda *_, **__: None)
         run(config, tmp_path)
     assert evaluations(tmp_path) == [(0, 0.0), (6, 6.0)]
     run(config, tmp_path)
     assert evaluations(tmp_path) == [(0, 0.0), (6, 6.0), (12, 12.0)]
     assert [line["step"] for line in steps(tmp_path)] == list(range(12))
+
+
+@pytest.mark.parametrize("done", [0, 4, 6, 12])
+def test_a_signal_ends_an_evaluation_which_the_next_start_makes(
+    config, tmp_path, monkeypatch, done
+):
+    config.eval_every, config.checkpoint_every = (4 if done == 4 else 6), 6
+    original, save, asked, saved = trainer.evaluate, Checkpoints.save, [], [None]
+
+    def note(self, step, *arguments, **options):
+        saved.append(step)
+        save(self, step, *arguments, **options)
+
+    def interrupted(config, batches, step, params, *, stop):
+        def stop_here():
+            if int(params["count"]) == done:
+                asked.append(saved[-1])
+                if len(asked) == 2:
+                    signal.raise_signal(signal.SIGTERM)
+            return stop()
+
+        return original(config, batches, step, params, stop=stop_here)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "evaluate", interrupted)
+        patch.setattr(Checkpoints, "save", note)
+        said = run(config, tmp_path)
+    assert len(asked) == 2  # there are more batches
+    assert f"SIGTERM: saved step {done}; run again" in said
+    assert done not in dict(evaluations(tmp_path))
+    # What is due at this step is saved before the evaluation begins.
+    assert asked[0] == (done if done % 6 == 0 and done else None)
+    assert Checkpoints(tmp_path / "checkpoints").latest == (done or None)
+    run(config, tmp_path)
+    due = range(0, 13, config.eval_every)
+    assert evaluations(tmp_path) == [(step, float(step)) for step in due]
+    assert [line["step"] for line in steps(tmp_path)] == list(range(12))
+    assert whole_summary(tmp_path)["eval_loss_last"] == 12
 
 
 def test_a_loss_that_is_not_finite_stops_or_is_skipped(config, tmp_path, monkeypatch, capsys):
@@ -197,23 +256,29 @@ def test_steps_to_skip_are_left_out_and_the_others_keep_their_batches(config, tm
     assert main(["why", str(tmp_path / "some"), "--step", "4"]) == 2
 
 
-def test_gradients_of_the_last_steps_that_are_in_no_update_are_told(config, tmp_path):
-    config.accumulate, config.skip_steps = 4, (5,)
-    said = run(config, tmp_path)
-    assert said.count("are in no update") == 1  # at the end, not at each checkpoint
-    assert "the gradients of the last 3 steps are in no update" in said
+def test_gradients_of_the_last_steps_are_in_an_update_of_their_own(config, tmp_path):
+    config.accumulate, config.skip_steps, config.steps = 4, (5,), 10
+    run(config, tmp_path)
     assert read_history(tmp_path)[1].options.tiers == 4
-    assert summary(tmp_path)["skipped_steps"] == 1
+    # The parameter is the number of updates: two windows of four steps, and the last step.
+    assert [line["loss"] for line in steps(tmp_path)] == [0, 0, 0, 0, 1, 1, 1, 1, 2]
+    assert evaluations(tmp_path) == [(0, 0.0), (6, 1.0), (10, 3.0)]
+    assert whole_summary(tmp_path)["other_compiles"] == 0
+    config.steps = 14
+    run(config, tmp_path)
+    assert [line["loss"] for line in steps(tmp_path)][9:] == [3, 3, 3, 3]
+    assert evaluations(tmp_path)[-1] == (14, 4.0)
 
 
 def test_a_finished_run_says_so_and_goes_on_when_it_is_given_more_steps(config, tmp_path):
     run(config, tmp_path)
     batches = [line["batch"] for line in steps(tmp_path)]
     (tmp_path / "summary.json").unlink()
+    run(config, tmp_path)
+    assert summary(tmp_path)["steps"] == 12
     said = run(config, tmp_path)
     assert "finished: " in said
     assert "for more, give --config.steps=N" in said
-    assert summary(tmp_path)["steps"] == 12
     config.optimizer.decay_steps = None
     config.steps = 15
     run(config, tmp_path)
@@ -233,9 +298,10 @@ def test_a_field_that_is_not_given_again_is_that_of_the_run(config, tmp_path):
     run(config, tmp_path)
     for decay, due in ((None, 20), (30, 30)):
         config.optimizer.update(decay_steps=decay, warmup_steps=None)
-        with Run(config, tmp_path) as again:
-            assert again.config.optimizer.decay_steps == due
-            assert again.config.optimizer.warmup_steps == 2
+        config.steps += 1
+        run(config.copy_and_resolve_references(), tmp_path)
+        stored = stored_config(tmp_path).optimizer
+        assert (stored.decay_steps, stored.warmup_steps) == (due, 2)
 
 
 @pytest.mark.parametrize("name", ["warmup_steps", "decay_steps"])

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import pipeline
-from pipeline.trainer.schedule import Schedule
 from tests.planning.corpora import digests
 from tests.runs.runs import messages
+from trainer.schedule import Schedule
 
 LENGTHS = np.random.default_rng(0).integers(1, 60, 300)
 BEGIN = {"seed": 0, "tokens_per_batch": 256, "max_length": 32, "length_multiple": 16}
@@ -19,15 +19,16 @@ RAMP = [(3, {"tokens_per_batch": 512}), (9, {"max_length": 64})]
 
 def planned(changes, begin=None):
     """A schedule and its plan."""
-    schedule = Schedule(BEGIN | (begin or {}), changes)
-    return schedule, schedule.plan(LENGTHS, row_multiple=2)
+    made = Schedule.make(BEGIN | {"row_multiple": 2} | (begin or {}), changes)
+    schedule = made.fit(LENGTHS)
+    return schedule, schedule.plan(LENGTHS)
 
 
 def resumed(state, step, changes, begin=None):
     """A schedule that goes on from another at a step, and its plan."""
-    schedule = Schedule(BEGIN | (begin or {}), json.loads(json.dumps(changes)))
-    schedule.resume(json.loads(json.dumps(state.as_json())), step)
-    return schedule, schedule.plan(LENGTHS, row_multiple=5)
+    made = Schedule.make(BEGIN | (begin or {}), json.loads(json.dumps(changes)))
+    schedule = made.resume(json.loads(json.dumps(state.as_json())), step).fit(LENGTHS)
+    return schedule, schedule.plan(LENGTHS)
 
 
 def shapes(plan):
@@ -108,16 +109,18 @@ def test_a_change_within_a_block_of_tiers_is_refused_with_the_steps_where_it_can
 def test_corpora_join_in_the_order_in_which_entries_add_them():
     sizes = {"train": 2, "news": 3, "code": 4}
     every = pipeline.Corpora({name: pipeline.Examples([[1] * 9] * n) for name, n in sizes.items()})
-    schedule = Schedule(BEGIN, [(3, {"add": ["code"]}), (5, {"add": ["news"]})])
+    schedule = Schedule.make(BEGIN, [(3, {"add": ["code"]}), (5, {"add": ["news"]})])
     plan = schedule.plan(schedule.select(every))
     assert [changes["examples"] for _, changes in plan.changes] == [2, 6, 9]
-    schedule = Schedule(BEGIN, [(0, {"add": ["code"]}), (5, {"add": ["news"]})])
+    schedule = Schedule.make(BEGIN, [(0, {"add": ["code"]}), (5, {"add": ["news"]})])
     plan = schedule.plan(schedule.select(every))
     assert [changes["examples"] for _, changes in plan.changes] == [6, 9]
-    begin = Schedule({"exclude": [1]}, [(0, {"exclude": [2], "seed": 3}), (0, {"exclude": [5]})])
+    begin = Schedule.make(
+        {"exclude": [1]}, [(0, {"exclude": [2], "seed": 3}), (0, {"exclude": [5]})]
+    )
     assert begin.options() == {"exclude": [1, 2, 5], "seed": 3}
     with pytest.raises(ValueError, match=r"each of news must be there, .* and be added once"):
-        Schedule(BEGIN, [(3, {"add": ["news", "news"]})]).select(every)
+        Schedule.make(BEGIN, [(3, {"add": ["news", "news"]})]).select(every)
 
 
 def test_a_run_says_which_planned_entries_its_schedule_no_longer_has():

@@ -17,6 +17,7 @@ from pipeline.text.features import TOKEN_IDS, TOKENS, WEIGHTS, Column, Feature
 from pipeline.text.ragged import IDS, Ragged, find_lead, measure
 from pipeline.text.sources.source import Block, text_of, with_place
 from pipeline.text.templates import Template
+from pipeline.text.templates.template import traits_of
 from pipeline.text.values import count_bytes, take_notes
 
 # By what is not trained on: how many records have it, and the first of them.
@@ -108,7 +109,7 @@ class BlockEncoder:
             chunk = Ragged.concatenate(self._encode(of_side, task.side, 0))
             self._require_ids(chunk)
             columns = dict(chunk.columns)
-            if not task.has_targets or getattr(job.template, "unweighted", False):
+            if not task.has_targets or traits_of(job.template).unweighted:
                 weights = columns.pop(WEIGHTS, None)
                 if weights is not None and len(job.tasks) == 1:
                     self._require_equal_weights(chunk.counts, weights.values)

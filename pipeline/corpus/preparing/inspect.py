@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from pipeline.text import templates
 from pipeline.text.ragged import Ragged
 from pipeline.text.sources import Sharded
 from pipeline.text.sources.source import Block, Shard, with_place
+from pipeline.text.tokenizers import Tokenizer
+from pipeline.text.tokenizers.tokenizer import extend
 from pipeline.text.values import collect_notes
 
 logger = logging.getLogger(__name__)
@@ -150,14 +152,12 @@ class _Look:
 
     def _compare(self, nodes: Sequence[Any], own: list[np.ndarray], number: int) -> None:
         """Compares the ids of the nodes of a record, of one side, with their spans."""
-        tokenizer: Any = self._tokenizer
-        find_unparsed = getattr(tokenizer, "find_unparsed", lambda text: None)
-        spell = getattr(tokenizer, "spell", tokenizer.decode)
+        tokenizer = extend(cast(Tokenizer, self._tokenizer))
         texts = ["".join(text for text, *_ in spans) for spans in nodes]
         self._found.characters += sum(map(len, texts))
         if slots := [t.id for spans in nodes for t, *_ in spans if isinstance(t, templates.Slots)]:
             own = [each[~np.isin(each, slots)] for each in own]
-        unparsed = map(find_unparsed, (text for spans in nodes for text, *_ in spans))
+        unparsed = map(tokenizer.find_unparsed, (text for spans in nodes for text, *_ in spans))
         if found := next(filter(None, unparsed), None):
             example, is_own = found
             # The text of a record is text as it should be, and `strict` allows it.
@@ -166,7 +166,7 @@ class _Look:
         if len(nodes) > 1:  # a continuation goes on from its prefix
             pairs = zip(texts[1:], own[1:], strict=True)
             wholes = [(texts[0] + text, np.append(own[0], each)) for text, each in pairs]
-        changed = [(text, now) for text, ids in wholes if (now := spell(ids)) != text]
+        changed = [(text, now) for text, ids in wholes if (now := tokenizer.spell(ids)) != text]
         if changed:
             lost = _find_lost(*changed[0])
             self._found.lost += lost

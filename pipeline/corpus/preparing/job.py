@@ -23,6 +23,7 @@ from pipeline.text.features import OF, Feature, check_features
 from pipeline.text.sources import Sharded, Source
 from pipeline.text.sources.source import sharded
 from pipeline.text.templates import Template
+from pipeline.text.templates.template import traits_of
 from pipeline.text.tokenizers import Tokenizer
 
 OnError: TypeAlias = Literal["raise", "skip"]
@@ -77,7 +78,7 @@ class Job:
         require_type("field", self.field, str, "the name of a field of records")
         require_type("loss", self.loss, str | None, "the name of a side, or None")
         if self.task != CAUSAL and self.tasks != [self.task]:
-            made = "pairs" if hasattr(self.template, "sides") else "groups"
+            made = "pairs" if traits_of(self.template).sides else "groups"
             raise InvalidValue(
                 f"the template {templates.fingerprint(self.template)} makes {made}, which are of "
                 f"the task 'causal', and the task is {self.task.name!r}; leave task= out"
@@ -103,7 +104,7 @@ class Job:
     @property
     def nodes(self) -> int:
         """The number of examples that are stored of a record: 1, or the nodes of a group."""
-        return templates.count_nodes(self.template)
+        return traits_of(self.template).nodes
 
     @functools.cached_property
     def tasks(self) -> list[Task]:
@@ -112,14 +113,13 @@ class Job:
             return []
         if self.nodes > 1:
             return [GROUPS]
-        names = getattr(self.template, "sides", ())
-        return [OF_PAIRS[name] for name in names] or [self.task]
+        return [OF_PAIRS[name] for name in traits_of(self.template).sides] or [self.task]
 
     @functools.cached_property
     def sides(self) -> dict[str, dict[str, Feature]]:
         """The features of each side of the stored examples; those of tokens first."""
         given = self.features
-        known = check_features(getattr(self.template, "features", None) if given is None else given)
+        known = check_features(traits_of(self.template).features if given is None else given)
         if self.nodes > 1:
             known = add_parents(GROUPS.check(known))
         if self.tokenizer is None and all(feature.of in OF for feature in known.values()):
@@ -130,11 +130,11 @@ class Job:
         return divide_features(self.tasks, known)
 
     @functools.cached_property
-    def fields(self) -> dict[str, str] | None:
+    def fields(self) -> Mapping[str, str] | None:
         """The field that is the text of each side of tokens; None if a template makes spans."""
         if self.template is None:
             return {task.side: self.field for task in self.tasks}
-        return self.template.fields if isinstance(self.template, templates.Pair) else None
+        return traits_of(self.template).fields
 
     def task_of(self, side: str) -> Task:
         """The task of a side."""

@@ -1,0 +1,305 @@
+"""Renumbered: the examples of other corpora, or some of them, under consecutive numbers."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pipeline.corpus.interface import AnyCorpus, computed
+from pipeline.corpus.side import Side
+from pipeline.corpus.stored.gather import Fields, gather
+from pipeline.corpus.stored.reader import Pieces
+from pipeline.corpus.trees import Nodes
+from pipeline.planning.layout import ranges
+from pipeline.planning.lengths import NO_EXAMPLES
+from pipeline.text.features import LOSS_WEIGHTS, Feature
+
+
+class Numbering(NamedTuple):
+    """The examples of each member, one member after another.
+
+    Attributes:
+        first: the number of the first example of each member, then the total: int64 [members + 1].
+        chosen: the numbers of the examples of each member, ascending; None: all.
+    """
+
+    first: np.ndarray
+    chosen: tuple[np.ndarray | None, ...]
+
+    def locate(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """See `AnyCorpus.locate`."""
+        member = np.searchsorted(self.first, examples, side="right") - 1
+        numbers = examples - self.first[member]
+        for which, chosen in enumerate(self.chosen):
+            if chosen is not None:
+                mine = slice(None) if len(self.chosen) == 1 else member == which
+                numbers[mine] = chosen[numbers[mine]]
+        return member, numbers
+
+    def select(self, which: int, values: np.ndarray) -> np.ndarray:
+        """The values of the examples of a member, from those of all that it has."""
+        chosen = self.chosen[which]
+        return values if chosen is None else values[chosen]
+
+    def find(self, which: int, numbers: np.ndarray) -> np.ndarray:
+        """The examples that have some of these numbers, ascending, in a member."""
+        chosen = self.chosen[which]
+        if chosen is not None:
+            places = np.searchsorted(chosen, numbers)
+            inside = places < len(chosen)
+            inside[inside] = chosen[places[inside]] == numbers[inside]
+            numbers = places[inside]
+        return self.first[which] + numbers
+
+    def divide(self, which: int, files: np.ndarray) -> np.ndarray:
+        """The examples in each file of a member, from the number of all that files have."""
+        chosen = self.chosen[which]
+        if chosen is None:
+            return files
+        return np.diff(np.searchsorted(chosen, np.cumsum(files)), prepend=0)
+
+
+class Renumbered(AnyCorpus):
+    """The examples of other corpora under new numbers: all of a corpus, or some; then the next.
+
+    Examples have length 0 on sides that their corpus lacks.
+
+    Args:
+        members: at least one corpus.
+        chosen: the numbers of the examples of each member, ascending; None: all.
+        names: the names of the sides, in order; None: those of the first member.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[AnyCorpus],
+        chosen: Sequence[np.ndarray | None] | None = None,
+        names: Sequence[str] | None = None,
+    ):
+        self.members, first = tuple(members), members[0]
+        chosen = tuple(chosen or [None] * len(members))
+        counts = [len(m) if n is None else len(n) for m, n in zip(members, chosen, strict=True)]
+        self._numbering = Numbering(np.cumsum([0, *counts]), chosen)
+        self.sides = {
+            name: RenumberedSide([each.sides.get(name) for each in members], self._numbering)
+            for name in names or first.side_names
+        }
+        self.loss, self.vocab_size = first.loss, first.vocab_size
+        self.task = first.task if len(self.sides) == 1 else None
+        self.unpriced = tuple(dict.fromkeys(n for each in members for n in each.unpriced))
+        self.directory = first.directory if len(members) == 1 else None
+        files = [
+            self._numbering.divide(which, each.files)
+            for which, each in enumerate(members)
+            if each.files is not None
+        ]
+        self.files = np.concatenate(files) if len(files) == len(members) else None
+
+    def __len__(self) -> int:
+        return int(self._numbering.first[-1])
+
+    def locate(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """See `AnyCorpus`."""
+        return self._numbering.locate(examples)
+
+    @computed
+    def identity(self) -> Mapping[str, Any]:
+        """That of the first member."""
+        return self.members[0].identity
+
+    @computed
+    def lengths(self) -> np.ndarray:
+        """Positions of each example, over all members."""
+        parts = []
+        for which, member in enumerate(self.members):
+            part = self._numbering.select(which, member.lengths)
+            if member.side_names != self.side_names:
+                lacking, part = part, np.zeros((len(part), len(self.sides)), np.uint32)
+                places = [self.side_names.index(name) for name in member.side_names]
+                part[:, places] = lacking.reshape(len(part), -1)
+                part.flags.writeable = False
+            parts.append(part)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    @computed
+    def silent(self) -> np.ndarray:
+        """The examples without loss, of all members."""
+        members = enumerate(self.members)
+        return np.concatenate([self._numbering.find(at, each.silent) for at, each in members])
+
+    @property
+    def partly_learnt(self) -> bool:
+        """See `AnyCorpus`; it is not, if no member is."""
+        return super().partly_learnt and any(each.partly_learnt for each in self.members)
+
+    @computed
+    def num_learnt(self) -> int | None:
+        """Positions that carry loss; None unless all members have all examples and know it."""
+        return self._sum("num_learnt")
+
+    @computed
+    def text_bytes(self) -> int | None:
+        """UTF-8 bytes of the text that is learnt; None as for `num_learnt`."""
+        return self._sum("text_bytes")
+
+    def _sum(self, name: str) -> int | None:
+        if any(each is not None for each in self._numbering.chosen):
+            return None
+        known = [n for member in self.members if (n := getattr(member, name)) is not None]
+        return sum(known) if len(known) == len(self.members) else None
+
+    def find_unsplit(self, examples: np.ndarray) -> tuple[np.ndarray, int]:
+        """See `AnyCorpus`; of several members, in `Corpora` of what they were before."""
+        member, found = self.locate(examples)
+        first = [0]
+        for which, corpus in enumerate(self.members):
+            mine = member == which
+            found[mine], room = corpus.find_unsplit(found[mine])
+            first.append(first[-1] + room)
+        return found + np.array(first)[member], first[-1]
+
+    def map_leaves(self, change: Callable[[AnyCorpus], AnyCorpus]) -> AnyCorpus:
+        """See `AnyCorpus`."""
+
+        def apply(value: Any) -> Any:
+            if isinstance(value, Mapping):
+                return {name: apply(each) for name, each in value.items()}
+            return value.map_leaves(change) if isinstance(value, AnyCorpus) else value
+
+        return self.make(**apply(self.arguments()))
+
+    def _example(self, number: int) -> Fields:
+        member, numbers = self.locate(np.array([number]))
+        return self.members[int(member[0])]._example(int(numbers[0]))
+
+
+class RenumberedSide(Side):
+    """A side of the examples of several corpora; None in place of a side that a corpus lacks."""
+
+    def __init__(self, sides: Sequence[Side | None], numbering: Numbering):
+        self._sides, self._numbering = sides, numbering
+        known = [side for side in sides if side is not None]
+        self.weighted = any(side.weighted for side in known)
+        self.features: Mapping[str, Feature] = {
+            name: each for side in known for name, each in side.features.items()
+        }
+        if any(side.trees is not None for side in known):
+            self.trees = np.concatenate(
+                [
+                    Nodes.of_documents(self._lengths_of(which)).table
+                    if side is None or side.trees is None
+                    else numbering.select(which, side.trees)
+                    for which, side in enumerate(sides)
+                ]
+            )
+
+    def __len__(self) -> int:
+        return int(self._numbering.first[-1])
+
+    def _lengths_of(self, which: int) -> np.ndarray:
+        if (side := self._sides[which]) is None:
+            return np.zeros(np.diff(self._numbering.first)[which], np.uint32)
+        return self._numbering.select(which, side.lengths)
+
+    @computed
+    def lengths(self) -> np.ndarray:
+        """Positions of each example."""
+        return np.concatenate([self._lengths_of(which) for which in range(len(self._sides))])
+
+    def _require_positions(self, pieces: Pieces) -> None:
+        """Each member checks its own pieces."""
+
+    def _read(self, pieces: Pieces, names: Sequence[str]) -> Fields:
+        member, numbers = self._numbering.locate(pieces.examples)
+        pieces = pieces._replace(examples=numbers)
+        if len(self._sides) == 1 and not np.ndim(pieces.epoch):
+            return self._read_member(0, pieces, names)
+        # All pieces of a member and an epoch are read at once, then put into the order of `pieces`.
+        key = member + len(self._sides) * pieces.epoch
+        order = np.argsort(key, kind="stable")
+        groups = np.split(order, np.flatnonzero(np.diff(key[order])) + 1)
+        read = []
+        for mine in groups:
+            epoch, which = divmod(int(key[mine[0]]), len(self._sides)) if len(mine) else (0, 0)
+            taken = pieces.take(mine)._replace(epoch=epoch)
+            read.append(self._read_member(which, taken, names))
+        if len(groups) == 1:
+            return read[0]
+        first, reach = np.empty_like(order), pieces.reach
+        first[order] = np.cumsum(reach[order]) - reach[order]
+        return {
+            name: gather(np.concatenate([fields[name] for fields in read]), first, reach)
+            for name in read[0]
+        }
+
+    def _read_member(self, which: int, pieces: Pieces, names: Sequence[str]) -> Fields:
+        """Pieces of one member: weights of 1 if it has none, and the `fill` of missing features."""
+        fields, side = Fields(), self._sides[which]
+        if side is not None:
+            fields = side.read(*pieces, [name for name in names if name in side.features])
+        wanted = {name: self.features[name] for name in names}
+        wanted |= {"loss_weights": LOSS_WEIGHTS} if self.weighted else {}
+        for name, feature in wanted.items():
+            if name not in fields:
+                fields[name] = feature.filled(int(pieces.reach.sum()))
+        return fields
+
+    def _read_examples(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
+        ones = np.ones(len(examples), np.int64)
+        several = 0 * ones if self.trees is None else self.trees[examples, 1]
+        counts = {name: ones if self.features[name].of == "example" else several for name in names}
+        found = {name: self.features[name].filled(int(counts[name].sum())) for name in names}
+        for side, mine, numbers in self._divide(examples):
+            here = [name for name in names if side is not None and name in side.features]
+            for name, values in side.read_examples(numbers, here).items() if side else ():
+                count = counts[name]
+                found[name][ranges((np.cumsum(count) - count)[mine], count[mine])] = values
+        return found
+
+    def read_nodes(self, examples: np.ndarray) -> Nodes:
+        """See `Side.read_nodes`."""
+        parts = [
+            (mine, Nodes.of_documents(0 * numbers) if side is None else side.read_nodes(numbers))
+            for side, mine, numbers in self._divide(examples)
+        ]
+        if not parts:
+            return Nodes.of_documents(NO_EXAMPLES)
+        order = np.argsort(np.concatenate([mine for mine, _ in parts]))
+        return Nodes.concatenate([nodes for _, nodes in parts]).take(order)
+
+    def _divide(self, examples: np.ndarray) -> Iterator[tuple[Side | None, np.ndarray, np.ndarray]]:
+        """The side of each member with some of the examples, their places, and their numbers."""
+        member, numbers = self._numbering.locate(examples)
+        for which in np.unique(member).tolist():
+            mine = np.flatnonzero(member == which)
+            yield self._sides[which], mine, numbers[mine]
+
+
+class Covering(Renumbered):
+    """A corpus whose plans have examples without loss, too; made by `AnyCorpus.covering`.
+
+    Attributes:
+        corpus: the corpus.
+    """
+
+    kind = "covering"
+    silent = AnyCorpus.silent
+
+    def __init__(self, corpus: AnyCorpus):
+        super().__init__([corpus])
+        self.corpus, self.sides = corpus, corpus.sides
+
+    @property
+    def partly_learnt(self) -> bool:
+        """Plans leave out none."""
+        return False
+
+    def arguments(self) -> dict[str, Any]:
+        """See `AnyCorpus`."""
+        return {"corpus": self.corpus}
+
+    def __repr__(self) -> str:
+        return repr(self.corpus)
+
+    def __str__(self) -> str:
+        return str(self.corpus)

@@ -1,0 +1,178 @@
+"""Windows: pieces divided into windows, each packed separately."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pipeline.planning.bucket import Bucket
+from pipeline.planning.layout import ranges
+from pipeline.planning.order import Purpose, permutation, random_bits
+from pipeline.planning.packing import Packer
+from pipeline.planning.patterns import Packed, count_segments
+from pipeline.planning.pieces import Pieces
+
+# The most pieces in a run; and the fewest runs, or parts of files, in a window, so that it
+# mixes pieces from all of the corpus.
+RUN, RUNS, FILE_PARTS = 4096, 512, 4
+
+# Keys are summed for about this many pieces at a time.
+AT_ONCE = 1 << 18
+
+# The packed histograms that are kept; others are packed again when they are needed.
+KEPT = 8
+
+
+class Windows:
+    """Pieces divided into windows of about `window` pieces, each packed separately.
+
+    `packer` packs the histogram of a window into rows of `buckets`.
+
+    More pieces than one window holds are cut into runs: consecutive pieces, or files or large
+    parts of files if those can be fetched one by one. Runs are sorted by the mean key of
+    their pieces and divided into strata of as many runs as there are windows. Each window gets a
+    random run of each stratum, so all windows have about the same lengths. Without a key of
+    random bits, runs stay in order.
+
+    Batches of a bucket continue from window to window, so only the last one could lack rows: rows
+    that fill no batch move to longer buckets, up to the longest.
+
+    Attributes:
+        pieces: the pieces.
+        counts: int64 [keys], the pieces of each key.
+        rows: int64 [buckets, windows], the rows of each window.
+        real: float64 [buckets, windows, sides], the real positions in these rows, as the mean of
+            the pieces of each key.
+        most_pieces: the most pieces in a window.
+        most_segments: the most segments in a row of each bucket; at least 1.
+        most_continuations: the most continuations of groups in a row of each bucket.
+        cuts: int64 [windows], the pieces that are cut to fill rows.
+        files: for each window, the numbers of its files; None if windows are not made of files.
+    """
+
+    def __init__(
+        self,
+        pieces: Pieces,
+        packer: Packer,
+        buckets: Sequence[Bucket],
+        *,
+        key: int | None,
+        window: int,
+        files: np.ndarray | None = None,
+    ):
+        self.pieces, self._packer = pieces, packer
+        self._edges, file_of_run, number = _cut_runs(pieces, window, files)
+        place = self._deal_runs(number, key)
+        runs = np.split(place.argsort(kind="stable"), np.bincount(place).cumsum()[:-1])
+        self._runs = [of_window for of_window in runs if len(of_window)]
+        self.files = None
+        if file_of_run is not None and len(self) > 1:
+            self.files = [np.unique(file_of_run[of_window]) for of_window in self._runs]
+        sizes = np.diff(self._edges)
+        self.most_pieces = max(int(sizes[runs].sum()) for runs in self._runs)
+        self.counts = np.zeros(len(pieces.table), np.int64)
+        self.rows = np.zeros((len(buckets), len(self)), np.int64)
+        self.real = np.zeros((*self.rows.shape, pieces.table.shape[1]))
+        most_in_row = np.zeros((2, len(buckets)), np.int64)  # segments and continuations
+        self.cuts = np.zeros(len(self), np.int64)
+        self._surplus = np.zeros((len(self), len(buckets)), np.int64)
+        self._packed: dict[int, Packed] = {}
+
+        def measure(window: int, packed: Packed) -> None:
+            self.cuts[window] = packed.num_cuts
+            for index, patterns in enumerate(packed.patterns):
+                real: Any = sum([pattern.fill * pattern.rows for pattern in patterns])
+                if not pieces.keys_are_sizes:
+                    real = count_segments(patterns, len(self.counts)) @ pieces.mean_positions
+                self.rows[index, window], self.real[index, window] = packed.rows(index), real
+                most = packed.most_in_row(index, pieces.most_continuations)
+                most_in_row[:, index] = np.maximum(most_in_row[:, index], most)
+
+        for window in range(len(self)):
+            counts = self._count(window)
+            self.counts += counts
+            measure(window, self.packed(window, counts))
+        # Of a single window, `pack` finds the surplus.
+        for index, bucket in enumerate(buckets[:-1] if len(self) > 1 else ()):
+            missing = int(self.rows[index].sum()) % bucket.rows
+            for window in reversed(range(len(self))):
+                if moved := min(missing, int(self.rows[index, window])):
+                    self._surplus[window, index], missing = moved, missing - moved
+                    self._packed.pop(window, None)
+                    measure(window, self.packed(window))
+        self.most_segments, self.most_continuations = most_in_row.tolist()
+
+    def __len__(self) -> int:
+        """The number of windows."""
+        return len(self._runs)
+
+    def _deal_runs(self, number: int, key: int | None) -> np.ndarray:
+        """The window of each run, from 0 to `number - 1`: int64 [runs]."""
+        edges = self._edges
+        runs = len(edges) - 1
+        if key is None or number == 1:  # the window in which its middle is
+            return (edges[1:] + edges[:-1]) * number // (2 * max(int(edges[-1]), 1))
+        sums = np.empty(runs, np.int64)
+        chunks = np.unique(edges.searchsorted(np.arange(0, edges[-1], AT_ONCE)))
+        for begin, end in itertools.pairwise([*chunks.tolist(), runs]):
+            keys = self.pieces.keys(int(edges[begin]), int(edges[end]))
+            within = edges[begin:end] - edges[begin]
+            sums[begin:end] = np.add.reduceat(keys, within, dtype=np.int64)
+        strata = -(-runs // number)
+        bits = random_bits(key, Purpose.WINDOWS, strata * number).reshape(strata, number)
+        place = np.empty(runs, np.int64)
+        place[np.argsort(sums / np.diff(edges), kind="stable")] = np.concatenate(
+            [permutation(of_stratum) for of_stratum in bits]
+        )[:runs]
+        return place
+
+    def keys(self, window: int) -> np.ndarray:
+        """The keys of the pieces of a window."""
+        runs = self._runs[window]
+        bounds = zip(self._edges[runs].tolist(), self._edges[runs + 1].tolist(), strict=True)
+        found = [self.pieces.keys(begin, end) for begin, end in bounds]
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+    def numbers(self, window: int) -> np.ndarray:
+        """The numbers of the pieces of a window: int64."""
+        begin, end = self._edges[self._runs[window]], self._edges[self._runs[window] + 1]
+        return ranges(begin, end - begin)
+
+    def pieces_in(self, window: int) -> np.ndarray:
+        """The numbers of the pieces of a window that are in a row: int64."""
+        return self.numbers(window)[self.keys(window) > 0]
+
+    def _count(self, window: int) -> np.ndarray:
+        return np.bincount(self.keys(window), minlength=len(self.pieces.table))
+
+    def packed(self, window: int, counts: np.ndarray | None = None) -> Packed:
+        """The packed histogram of a window; `counts` is the histogram, if known."""
+        if (found := self._packed.get(window)) is None:
+            counts = self._count(window) if counts is None else counts.copy()
+            counts[0] = 0
+            surplus = self._surplus[window].tolist() if len(self) > 1 else None
+            found = self._packer.pack(counts, surplus)
+            if len(self._packed) < KEPT:
+                self._packed[window] = found
+        return found
+
+
+def _cut_runs(
+    pieces: Pieces, window: int, files: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray | None, int]:
+    """The first piece of each run, and their end; the file of each; and the number of windows."""
+    count = len(pieces)
+    if count <= window:
+        return np.array([0, count]), None, 1
+    if files is None:
+        size = max(min(RUN, window // RUNS), 1)
+        edges = np.append(np.arange(0, count, size), count)
+        return edges, None, -(-(len(edges) - 1) // (window // size))
+    bounds = pieces.first_pieces(np.cumsum(np.append(0, files)))
+    sizes = np.diff(bounds)
+    parts = -(-sizes // max(window // FILE_PARTS, 1))
+    file = np.repeat(np.arange(len(files)), parts)
+    part = ranges(0 * parts, parts)
+    edges = np.append(bounds[file] + part * sizes[file] // parts[file], count)
+    return edges, file, -(-count // window)

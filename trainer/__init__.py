@@ -1,0 +1,53 @@
+"""The parts of train.py that know its config: its corpora, its schedule of batches, its log."""
+
+from trainer import launch
+from trainer.checkpoint import Checkpoints
+from trainer.config import (
+    check_config,
+    check_warmup,
+    default_workdir,
+    load_config,
+    resume_config,
+)
+from trainer.corpora import prepare_corpora, prepare_run, prepare_scored
+from trainer.evaluation import evaluate, evaluation_batches, require_same_data
+from trainer.log import TrainingLog, is_finished, say_stopped
+from trainer.model import Model, choose_features, choose_network
+from trainer.parameters import require_checkpoint, restore_parameters, start_from
+from trainer.schedule import Schedule
+from trainer.scoring import score_corpus
+from trainer.stats import Clock
+from trainer.steps import Steps, compile_steps
+from trainer.workdir import describe_run, work_directory
+
+__all__ = [
+    "Checkpoints",
+    "Clock",
+    "Model",
+    "Schedule",
+    "Steps",
+    "TrainingLog",
+    "check_config",
+    "check_warmup",
+    "choose_features",
+    "choose_network",
+    "compile_steps",
+    "default_workdir",
+    "describe_run",
+    "evaluate",
+    "evaluation_batches",
+    "is_finished",
+    "launch",
+    "load_config",
+    "prepare_corpora",
+    "prepare_run",
+    "prepare_scored",
+    "require_checkpoint",
+    "require_same_data",
+    "restore_parameters",
+    "resume_config",
+    "say_stopped",
+    "score_corpus",
+    "start_from",
+    "work_directory",
+]

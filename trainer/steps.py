@@ -1,0 +1,77 @@
+"""The steps of a run, and their compilation for every bucket."""
+
+import logging
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+from ml_collections import ConfigDict
+
+from pipeline.loading import Batches, Loader
+from pipeline.steps import Compiled, flush, programs_table
+
+logger = logging.getLogger(__name__)
+
+
+class Steps(NamedTuple):
+    """The functions of a run.
+
+    Attributes:
+        init: from a key to the state, a dict with `params`; jitted, with the state's shardings.
+        train: from state and batch to the next state, and a dict of values.
+        eval: from parameters and batch to the two sums of the loss.
+        optimizer: that of `make_train_step`.
+    """
+
+    init: Any
+    train: Callable
+    eval: Callable
+    optimizer: Any
+
+
+class CompiledSteps(NamedTuple):
+    """The functions of `Steps`, compiled for every bucket.
+
+    `finish` makes an update by what an unfinished window of `accumulate` has added up.
+    """
+
+    init: Any
+    train: Compiled
+    eval: Compiled
+    finish: Callable[[Any], Any]
+
+
+def compile_steps(
+    config: ConfigDict, steps: Steps, loader: Loader, evaluation: Batches
+) -> CompiledSteps:
+    """The functions compiled for every bucket of training and of evaluation."""
+    logger.info(f"{loader.plan}")
+    like = steps.init.eval_shape(jax.random.key(0))
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
+    train = Compiled(
+        steps.train,
+        like,
+        loader.specs,
+        donate=True,
+        microbatches=config.microbatches or "auto",
+        budget=config.memory_budget,
+        out_shardings=(shardings, jax.P()),
+    )
+    evaluate = Compiled(
+        steps.eval,
+        like["params"],
+        evaluation.specs,
+        held={name: leaf for name, leaf in like.items() if name != "params"},
+        microbatches="auto",
+        budget=config.memory_budget,
+    )
+    logger.info(programs_table(train, evaluate))
+
+    def finish(state: Any) -> Any:
+        params, moments = flush(steps.optimizer, state["optimizer"], state["params"])
+        return {**state, "params": params, "optimizer": moments}
+
+    if config.accumulate == 1:  # no window is ever unfinished
+        return CompiledSteps(steps.init, train, evaluate, lambda state: state)
+    jitted = jax.jit(finish, donate_argnums=0, out_shardings=shardings)
+    return CompiledSteps(steps.init, train, evaluate, jitted.lower(like).compile())

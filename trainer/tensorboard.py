@@ -1,0 +1,52 @@
+"""TensorBoard: a writer of events, for `RunLog`."""
+
+import contextlib
+import logging
+import os
+import tempfile
+from collections.abc import Mapping
+
+from etils import epath
+
+from pipeline.fs import is_local, name_full_disk
+from pipeline.history.metrics_files import copy_files
+
+logger = logging.getLogger(__name__)
+
+
+class TensorBoard(contextlib.ExitStack):
+    """Writes the numbers of a line as events of its step; nothing if tensorboardX is not installed.
+
+    Events from `step` on, of an earlier start, are hidden, but for an evaluation after `step`
+    steps. For object storage, `save` uploads all of them.
+    """
+
+    def __init__(self, directory: epath.Path, step: int):
+        super().__init__()
+        self._here = self._there = directory
+        self._board = None
+        try:
+            import tensorboardX
+        except ImportError:
+            logger.info("tensorboardX is not installed, so there are no TensorBoard events")
+            return
+        if not is_local(directory):
+            self._here = epath.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        place = os.fspath(self._here)
+        self._board = tensorboardX.SummaryWriter(place, purge_step=step + 1, flush_secs=30)
+        self.callback(self._board.close)
+        self.callback(self.save)
+
+    def __call__(self, step: int, values: Mapping[str, float]) -> None:
+        """Writes the numbers of a line."""
+        if self._board:
+            for name, value in values.items():
+                self._board.add_scalar(name, value, step)
+
+    def save(self) -> None:
+        """Saves everything written so far beyond the life of the process."""
+        if self._board:
+            with name_full_disk(self._there):
+                self._board.flush()
+            if self._here != self._there:
+                copy_files(self._here, self._there)
