@@ -235,7 +235,7 @@ def parser() -> argparse.ArgumentParser:
     about = "at a record that fails: raise ends; skip leaves it without tokens (raise)"
     flag("--on-error", choices=("raise", "skip"), default="raise", help=about)
     about = (
-        "refuse text that the tokenizer changes, among the first records, instead of counting it"
+        "refuse text that the tokenizer changes, in a sample of the records, instead of counting it"
     )
     flag("--strict", action="store_true", help=about)
     flag("--workers", type=_count, help="processes (one for each CPU, if there is enough to do)")

@@ -23,9 +23,8 @@ from pipeline.corpus.stored.log import read_counts
 from pipeline.corpus.stored.manifest import Manifest, open_part, read_lengths, require_same_origin
 from pipeline.corpus.stored.memory import PartStore
 from pipeline.corpus.stored.reader import LocalParts, Reader
-from pipeline.corpus.stored.writer import ARRAYS, Writer
-from pipeline.corpus.tasks import A_TASK, CAUSAL, GROUPS, TASKS, Task
-from pipeline.corpus.tasks import ARRAYS as OF_ARRAYS
+from pipeline.corpus.stored.writer import NO_ORIGIN, Writer
+from pipeline.corpus.tasks import A_TASK, ARRAYS, CAUSAL, GROUPS, TASKS, Task
 from pipeline.errors import Exists, InvalidValue, require_type, require_whole
 from pipeline.fs.atomic import as_path, is_local, write_once
 from pipeline.planning.lengths import NO_EXAMPLES, digest
@@ -196,7 +195,7 @@ class Corpus(SingleCorpus):
         with contextlib.ExitStack() as stack:
             made = {}
             for name in sides:
-                of = (task, vocab_size) if name == task.side else (OF_ARRAYS, None)
+                of = (task, vocab_size) if name == task.side else (ARRAYS, None)
                 place = directory if single else directory / name
                 made[name] = stack.enter_context(_Writing(place, *of))
             for side, part in parts:
@@ -429,7 +428,7 @@ class _Writing:
             self._writer.finish()
             return Corpus(self._directory)
         corpus = Corpus(self._directory)
-        require_same_origin(self._directory, corpus.origin, ARRAYS)
+        require_same_origin(self._directory, corpus.origin, NO_ORIGIN)
         corpus.require_task(self._task)
         there = corpus.manifest.parts.strings("sha256")
         if self._digests != there or self._vocab_size != corpus.vocab_size:
