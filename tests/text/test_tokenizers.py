@@ -299,6 +299,20 @@ def lower_case(place):
     return HuggingFace(place / "lower.json", begin=False, end=False)
 
 
+def test_characters_that_have_no_token_are_said_with_an_example(tmp_path, caplog):
+    vocab = {token: number for number, token in enumerate(["a", "b", "ab", "<s>"])}
+    bare = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, [("a", "b")]))
+    bare.decoder = tokenizers.decoders.Fuse()
+    bare.save(str(tmp_path / "bare.json"))
+    for marks in ({"begin": "<s>", "end": False}, {"begin": False, "end": False}):
+        caplog.clear()
+        tokenizer, records = HuggingFace(tmp_path / "bare.json", **marks), ["ab", "aéb", "b☃", "ba"]
+        folder = tmp_path / f"{marks['begin']}"
+        pipeline.prepare(Records(records), tokenizer, folder, progress=False)
+        assert "2 of the first 4 records have characters that vanish, since" in caplog.text
+        assert "record 1: the tokenizer has no token for 'é' (U+00E9)" in caplog.text
+
+
 def test_text_that_a_tokenizer_cannot_hold_is_counted_or_refused(tmp_path, caplog):
     tokenizer = lower_case(tmp_path)
     records = ["a b", "A b", "a  b", "a zebra", "a b.", "c"] * 20

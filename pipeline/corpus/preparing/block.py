@@ -30,6 +30,7 @@ COMPARED, CHARACTERS = 64, 1 << 16
 SILENT = "have no loss on any token; they are in no batch of training"
 UNPARSED = "have a mark that stays text"
 CHANGED = "change when they are encoded and decoded again"
+VANISHED = "have characters that vanish, since the tokenizer has no token for them"
 TWICE = "have the begin or end mark of the tokenizer twice"
 ONCE = "remove it from the template, or give the tokenizer begin=False or end=False"
 
@@ -261,7 +262,9 @@ class _OfBlock:
             compared += 1
             for side, spans in nodes.items():
                 self._compare_one(spans, ids[side][number * size : (number + 1) * size], number)
-        add_notes(self.notes, dict.fromkeys((UNPARSED, CHANGED, TWICE), (0, compared, "")))
+        add_notes(
+            self.notes, dict.fromkeys((UNPARSED, CHANGED, VANISHED, TWICE), (0, compared, ""))
+        )
 
     def _compare_one(self, nodes: Sequence[Any], own: list[np.ndarray], number: int) -> None:
         """Compares the ids of the nodes of a record, of one side, with their spans."""
@@ -281,10 +284,22 @@ class _OfBlock:
             wholes = [(texts[0] + text, np.append(own[0], each)) for text, each in pairs]
         decoded = ((text, known.spell(each)) for text, each in wholes)
         if changed := next((pair for pair in decoded if pair[0] != pair[1]), None):
+            if vanished := self._find_vanished(*changed):
+                about = f"the tokenizer has no token for {vanished!r} (U+{ord(vanished):04X})"
+                self._differ(VANISHED, about, number)
             self._differ(CHANGED, _describe_change(*changed), number)
         marks = [tokenizer.begin_id] * 2, [tokenizer.end_id] * 2
         if own[0][:2].tolist() == marks[0] or own[-1][-2:].tolist() == marks[1]:
             self._note(TWICE, ONCE, number)
+
+    def _find_vanished(self, text: str, decoded: str) -> str:
+        """A character of a text that its tokens lack, and that has no token alone; "": none."""
+        if not (missing := sorted({*text} - {*decoded})):
+            return ""
+        marks = [self._tokenizer.begin_id, self._tokenizer.end_id]
+        _, counts = self._tokenizer.encode_batch(missing)
+        pairs = zip(missing, counts.tolist(), strict=True)
+        return next((each for each, count in pairs if count <= 2 - marks.count(None)), "")
 
     def _differ(self, about: str, example: str, number: int) -> None:
         """Notes, or with `strict` refuses, a record that the tokenizer cannot hold."""
