@@ -27,6 +27,7 @@ Notes: TypeAlias = dict[str, tuple[int, int, str]]
 
 # The records of a block, at most, whose tokens are compared with their text, and their characters.
 COMPARED, CHARACTERS = 64, 1 << 16
+LONGEST = 1 << 20  # of one of them, in characters
 SILENT = "have no loss on any token; they are in no batch of training"
 UNPARSED = "have a mark that stays text"
 CHANGED = "change when they are encoded and decoded again"
@@ -256,7 +257,10 @@ class _OfBlock:
             nodes = {
                 side: item[side] if self._job.fields is None else [[(item[side],)]] for side in ids
             }
-            characters += sum(len(t) for each in nodes.values() for s in each for t, *_ in s)
+            length = sum(len(t) for each in nodes.values() for s in each for t, *_ in s)
+            if length > LONGEST:
+                continue
+            characters += length
             if characters > CHARACTERS and compared:
                 break
             compared += 1
