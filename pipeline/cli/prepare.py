@@ -22,7 +22,7 @@ from pipeline.fs.atomic import as_path
 from pipeline.text import sources, templates
 from pipeline.text.config import open_template, open_tokenizer
 from pipeline.text.features import Feature
-from pipeline.text.sources.tables import Tables
+from pipeline.text.sources import Tables
 from pipeline.text.templates import Template
 
 MARK_ADVICE = "name it with --{0}-token TOKEN, or give --{0}-token '' for no mark"

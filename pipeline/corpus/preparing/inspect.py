@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 # The records of a sample, at most, and the characters of text after which no other is looked at.
 SAMPLE, CHARACTERS = 1024, 1 << 21
+LONGEST = 1 << 20  # of a text that is compared, in characters
 # The most shards that they are of, the most blocks, and the bytes of a block of many shards.
 SHARDS, DEPTH, FEWEST = 64, 8, 1 << 16
 
@@ -154,7 +155,9 @@ class _Look:
         """Compares the ids of the nodes of a record, of one side, with their spans."""
         tokenizer = extend(cast(Tokenizer, self._tokenizer))
         texts = ["".join(text for text, *_ in spans) for spans in nodes]
-        self._found.characters += sum(map(len, texts))
+        self._found.characters += (length := sum(map(len, texts)))
+        if length > LONGEST:
+            return
         if slots := [t.id for spans in nodes for t, *_ in spans if isinstance(t, templates.Slots)]:
             own = [each[~np.isin(each, slots)] for each in own]
         unparsed = map(tokenizer.find_unparsed, (text for spans in nodes for text, *_ in spans))

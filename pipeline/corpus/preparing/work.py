@@ -210,6 +210,7 @@ def divide(job: Job, blocks: Iterable[Block], most: tuple[int, int]) -> Iterator
     full = 0  # how many of them make a full part
     for block in blocks:
         held.append(encode_block(job, block))
+        block.records.clear()  # a text may be very long
         if full and _reaches(held[full:], most, REST):
             yield _join(held[:full])
             held, full = held[full:], 0
