@@ -64,7 +64,8 @@ class Compiled:
 
     Raises:
         MemoryError: a bucket needs more than the budget, however it is split.
-        ValueError: the state, here or at the first call, holds an array twice, and is donated.
+        ValueError: the state, here or at the first call, holds an array twice, and is donated; or
+            batches are on one device inside `jax.set_mesh` of several.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Compiled:
         **jit_options: Any,
     ):
         self.name, self.specs = step.__name__, dict(specs)
+        _require_devices_of_mesh(self.specs)
         self._unchecked = donate  # whether the next state may still hold an array twice
         if donate:
             _require_own_arrays(state)
@@ -170,6 +172,17 @@ class Compiled:
 
 def _shapes(arrays: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     return {name: array.shape for name, array in arrays.items()}
+
+
+def _require_devices_of_mesh(specs: Mapping[Bucket, Mapping[str, jax.ShapeDtypeStruct]]) -> None:
+    """Refuses batches on one device inside `jax.set_mesh` of several, before JAX does."""
+    count = jax.sharding.get_abstract_mesh().size
+    placed = [spec.sharding for fields in specs.values() for spec in fields.values()]
+    if count > 1 and any(sharding and sharding.num_devices == 1 for sharding in placed):
+        raise InvalidValue(
+            f"the batches are on one device, and the mesh of jax.set_mesh has {count}; load them "
+            "with sharding=mesh, or compile outside of jax.set_mesh"
+        )
 
 
 def _require_own_arrays(state: Any) -> None:

@@ -131,6 +131,17 @@ def test_microbatches_that_do_not_divide_are_refused(sharding, params):
         Compiled(make_step(sharding), params, specs_of(sharding, (24, 8)), microbatches=4)
 
 
+def test_batches_on_one_device_are_refused_inside_a_mesh_of_several(sharding, params):
+    one = NamedSharding(mesh_of(data=1), PartitionSpec("data"))
+    step, specs = make_step(None), specs_of(one, (8, 8))
+    with jax.set_mesh(sharding.mesh):
+        with pytest.raises(ValueError, match=r"mesh of jax.set_mesh has 4; load .*sharding=mesh"):
+            Compiled(step, params, specs)
+        Compiled(make_step(sharding), params, specs_of(sharding, (8, 8)))
+    with jax.set_mesh(one.mesh):
+        Compiled(step, params, specs)
+
+
 @pytest.mark.parametrize("known", ["arrays", "shapes"])
 @pytest.mark.parametrize("same", ["leaf", "memory"])
 def test_a_donated_state_that_holds_an_array_twice_is_refused_before_a_step(sharding, same, known):
