@@ -44,6 +44,19 @@ def split_batch(x: Array) -> Array:
     return jax.lax.with_sharding_constraint(x, PartitionSpec(rows or None, length))
 
 
+def gather_table(table: Array) -> Array:
+    """Return a table of vectors [V, D] that is whole along D, if the mesh splits rows' length.
+
+    Its vectors are split over `fsdp`, and looked up by tokens that are split over `context` as
+    well. Between the two, the compiler would make the vectors of all tokens whole on each device.
+    """
+    sizes = _axis_sizes()
+    if LENGTH_AXIS not in sizes:
+        return table
+    vocabulary = _axis(HEAD_AXIS, table.shape[0], sizes)
+    return jax.lax.with_sharding_constraint(table, PartitionSpec(vocabulary, None))
+
+
 def count_parts(shape: Sequence[int]) -> tuple[int, int, int]:
     """Return the parts on a mesh of rows, length and vocabulary of logits [B, L, V]."""
     sizes = _axis_sizes()

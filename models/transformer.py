@@ -14,7 +14,7 @@ from jax import Array
 from models.attention import Attend, make_attention
 from models.config import TransformerConfig
 from models.layers import Attention, RMSNorm, SwiGLU
-from models.mesh import split_batch
+from models.mesh import gather_table, split_batch
 from models.visibility import KEPT
 
 # Small, as in GPT-2: with shared input and output vectors, larger ones would make a fresh model
@@ -32,7 +32,7 @@ class Embedding(nnx.Module):
 
     def __call__(self, tokens_BL: Array) -> Array:
         """Return [B, L, D] in the compute dtype."""
-        return split_batch(self.table[...].astype(self.dtype)[tokens_BL])
+        return split_batch(gather_table(self.table[...].astype(self.dtype))[tokens_BL])
 
     def logits(self, x_BLD: Array) -> Array:
         """Return float32 [B, L, V]."""

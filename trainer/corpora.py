@@ -22,6 +22,7 @@ from pipeline.registry import choose, import_object
 from pipeline.steps import hosts
 from pipeline.text import sources, templates, tokenizers
 from pipeline.text.config import open_source, open_template, open_tokenizer
+from trainer.schedule import Schedule
 
 MAKER = "such as configs.vision:make_corpus"
 
@@ -229,6 +230,12 @@ def prepare_scored(config: Any, workdir: epath.Path, *, test: bool) -> tuple[Any
             scored.tokenizer.model = os.fspath(workdir / "corpus" / "tokenizer.model")
     _, corpus = prepare_on_hosts(scored, directory)
     return corpus, directory
+
+
+def prepare_run(config: Any, schedule: Schedule, workdir: epath.Path) -> tuple[Any, AnyCorpus]:
+    """The corpora for training and evaluation of a run, which process 0 prepares first."""
+    corpora, held_out = prepare_on_hosts(config, workdir / "corpus", seed=schedule.seed)
+    return schedule.select(corpora), held_out
 
 
 def prepare_on_hosts(

@@ -1,5 +1,6 @@
 """Values: what a field may hold where a text is due; and notes of what is not trained on."""
 
+import collections
 import contextvars
 import decimal
 import json
@@ -126,8 +127,8 @@ def _as_number(text: str) -> float:
 def _as_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        counts = collections.Counter(name for name, _ in pairs)
+        twice = next(name for name, count in counts.items() if count > 1)
         raise InvalidValue(f"it has the key {twice!r} twice; keep one of the two values")
     return found
 

@@ -69,9 +69,14 @@ UNWRITABLE = (
     ("arguments", "sentence"),
     [
         *((["report", f"FOLDER/{name}"], name) for name in FILES),
-        (["report", "FOLDER/some.npy"], "hold lengths or tokens; add --lengths if .* or --tokens"),
+        *((["report", f"FOLDER/{name}", "--lengths"], name) for name in FILES),
+        (["report", "FOLDER/some.npy"], "is a file; .* --lengths if .* --tokens if it has tok"),
+        (
+            ["report", "FOLDER/some.json"],
+            "is a file; .* --lengths if .* --tokens if it has tok",
+        ),
         (["report", "FOLDER"], "no corpus in .* itself, but in .*sub; give one"),
-        (["show", "FOLDER/some.npy"], "show needs a corpus with its tokens"),
+        (["show", "FOLDER/some.npy"], r"some\.npy is a file; give the directory of a corpus"),
         (["report", "hdfs://a/b"], "hdfs://a/b is on no storage that Lockstep knows; give a local"),
         (["check", "FOLDER/a/sub", "--max-length", "-1"], "--max-length is -1"),
         (["prepare", "a.txt"], "--into is missing; give the directory of the corpus"),
@@ -89,6 +94,7 @@ def test_a_mistake_is_answered_with_a_sentence(run, tmp_path, arguments, sentenc
         (tmp_path / name).write_text(text)
     (tmp_path / "folder.json").mkdir()
     np.save(tmp_path / "some.npy", np.array([3, 200_000]))
+    (tmp_path / "some.json").write_text('{"3": 7}')
     Corpus.from_arrays([np.arange(4)], tmp_path / "a" / "sub")
     err = run.refused(*(each.replace("FOLDER", str(tmp_path)) for each in arguments))
     assert re.search(sentence, err), err

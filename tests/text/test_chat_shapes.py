@@ -8,8 +8,7 @@ import pytest
 jinja2 = pytest.importorskip("jinja2")
 pytest.importorskip("tokenizers")
 
-from pipeline.corpus.preparation import prepare  # noqa: E402
-
+from pipeline.corpus.preparing.preparation import prepare  # noqa: E402
 from pipeline.errors import InvalidValue  # noqa: E402
 from pipeline.text.sources import Records  # noqa: E402
 from pipeline.text.templates import Chat, Jinja, sandbox  # noqa: E402
