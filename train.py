@@ -71,15 +71,15 @@ def make_optimizer(config: ConfigDict) -> tuple[optax.GradientTransformation, op
 
 
 def make_steps(
-    config: ConfigDict, model: trainer.Model, mesh: jax.sharding.Mesh, most_segments: int
+    config: ConfigDict, model: trainer.Model, sharding: Any, most_segments: int
 ) -> trainer.Steps:
     """The functions that make the state, train, evaluate, and finish the state; not compiled.
 
     A step returns the loss of each segment, of which a row has at most `most_segments`. A model
-    whose `config.model.dtype` is float16 needs `config.optimizer.loss_scale`.
+    whose `config.model.dtype` is float16 needs `config.optimizer.loss_scale`. `sharding` is that of
+    batches: microbatches are parts of each device's rows.
     """
     optimizer, learning_rate = make_optimizer(config)
-    sharding = pipeline.loading.batch_sharding(mesh)  # microbatches are parts of each device's rows
     state_of, train_step = steps.make_train_step(
         model.loss,
         optimizer,
@@ -98,7 +98,8 @@ def make_steps(
         return {**state, "params": params, "optimizer": moments}
 
     like = jax.eval_shape(init_state, jax.random.key(0))
-    init_state = jax.jit(init_state, out_shardings=parameters.parameter_shardings(like, mesh))
+    shardings = parameters.parameter_shardings(like, sharding.mesh)
+    init_state = jax.jit(init_state, out_shardings=shardings)
     eval_step = steps.make_eval_step(model.loss, sharding=sharding)
     return trainer.Steps(init_state, train_step, eval_step, finish)
 
@@ -119,8 +120,11 @@ def train(config: ConfigDict, workdir: epath.Path) -> int:
         saved = checkpoints.read()  # the last one, without its arrays; at step 0 if there is none
         mesh = steps.make_mesh(config.mesh)
         enter(jax.set_mesh(mesh))
+        sharding: Any = pipeline.loading.batch_sharding(mesh)
+        if config.dynamic_context:
+            sharding = pipeline.DynamicContext(mesh)  # a mesh for each shape of batches
         config = trainer.resume_config(config, saved)  # with the values that the run began with
-        schedule = trainer.Schedule.of(config, saved, mesh)  # options of batches, by step
+        schedule = trainer.Schedule.of(config, saved, sharding)  # options of batches, by step
         if trainer.is_finished(config, workdir, saved):
             return 0
         clock = trainer.Clock(saved.record.get("seconds", {}))  # of each phase
@@ -134,7 +138,7 @@ def train(config: ConfigDict, workdir: epath.Path) -> int:
         with clock("plan"):
             schedule = schedule.fit(corpus)  # the shapes of batches
             plan = schedule.plan(corpus)
-        layout: Any = {"sharding": mesh, "context_order": config.context_order}
+        layout: Any = {"sharding": sharding, "context_order": config.context_order}
         batches = pipeline.Batches(corpus, plan.onward(saved.step), **layout)
         evaluation = trainer.evaluation_batches(held_out, batches.plan.options, **layout)
         trainer.require_same_data(batches, evaluation)  # on all hosts, which would else hang
@@ -142,7 +146,7 @@ def train(config: ConfigDict, workdir: epath.Path) -> int:
 
         # The model, and its steps compiled for every shape.
         model = make_model(config, corpus)
-        functions = make_steps(config, model, mesh, max(batches.plan.most_segments().values()))
+        functions = make_steps(config, model, sharding, max(batches.plan.most_segments().values()))
         with clock("compile"):
             run = trainer.compile_steps(config, functions, loader, evaluation)
         trainer.describe_run(

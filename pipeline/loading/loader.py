@@ -65,6 +65,7 @@ class OrderedOptions(PackingOptions, total=False):
     max_length: int | tuple[int, ...] | Mapping[str, int] | None
     length_multiple: BySide | None
     row_multiple: int
+    devices: int | None
     exclude: Exclude
 
 
@@ -238,10 +239,11 @@ def load(
         timeout_seconds: the longest wait for one batch. Then `next` raises a `TimeoutError`, which
             says which step is late, and what its thread is doing; no batch is lost. None: no limit.
         **options: of `fit_buckets`, which chooses the buckets (tokens_per_batch, max_buckets,
-            max_length, length_multiple, row_multiple, attention, width), and of `Plan` (packing,
-            overflow, seed, shuffle, max_segments, align, cost, tiers, window, exclude, weights,
-            by). Here `max_buckets` is 4 by default, and `row_multiple` the number of devices that
-            share the rows. With `overflow="truncate"`, groups that are too long lose continuations.
+            max_length, length_multiple, row_multiple, devices, attention, width), and of `Plan`
+            (packing, overflow, seed, shuffle, max_segments, align, cost, tiers, window, exclude,
+            weights, by). Here `max_buckets` is 4 by default, and `row_multiple` the number of
+            devices that share the rows. With `overflow="truncate"`, groups that are too long lose
+            continuations.
 
     Raises:
         TypeError: there is no such option, or `corpus` is not a corpus.
@@ -265,7 +267,9 @@ def load(
     if buckets is None:
         rows, length = multiples(sharding, context_order)
         several = math.lcm(128, length) if length > 1 else None
-        multiple = {"row_multiple": rows, "length_multiple": several}
+        multiple: dict[str, Any] = {"row_multiple": rows, "length_multiple": several}
+        if isinstance(sharding, DynamicContext):
+            multiple["devices"] = sharding.devices
         fitting = {"max_buckets": 4, **multiple, **options}
         buckets = fit_buckets(corpus, **select_options(FITTING, fitting))
     overflow = options.get("overflow")
