@@ -128,6 +128,8 @@ def get_config() -> ConfigDict:
 
     # Devices along each axis; -1: all that are left. `context` divides the length of rows.
     config.mesh = ConfigDict({"data": -1, "fsdp": 1, "context": 1, "tensor": 1})
+    # Or divide rows of each shape over as many devices of `data` and `fsdp` as their number needs.
+    config.dynamic_context = False
     config.context_order = "contiguous"  # or "zigzag", "striped": parts of a row cost the same
 
     # Parts of each batch that are computed one after another. Not given: for each bucket as few as
