@@ -1,6 +1,7 @@
 """Attention: every implementation against the dense one, and no leak between segments."""
 
 import logging
+import re
 import types
 from functools import partial, wraps
 
@@ -12,7 +13,7 @@ import pytest
 from models import attention, blocked, nvidia, splash
 from models.attention import choose, make_attention
 from models.splash import splash_available
-from models.visibility import by_segment, causal_until, segment_ends
+from models.visibility import Visibility, by_segment, causal_until, segment_ends
 from pipeline.loading.sharding import column_order
 from tests.meshes import mesh_of
 
@@ -394,6 +395,73 @@ def test_offsets_of_both_sides_ask_for_pairs_of_segments(monkeypatch):
     found = value_and_gradients(*inputs, q_ids, kv_ids, implementation="cudnn_packed", **options)
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+# ---- Programs for accelerators, made on this machine.
+
+
+def lowered(attend, platform, kv_length, *shapes):
+    """The program of outputs and gradients, for a platform that is not here."""
+    spec = jax.ShapeDtypeStruct
+    q = spec((2, 256, 4, 64), jnp.bfloat16)
+    k = spec((2, kv_length, 2, 64), jnp.bfloat16)
+
+    def step(q, k, v, g, *others):
+        out, pull = jax.vjp(lambda *qkv: attend(*qkv, *others), q, k, v)
+        return out, *pull(g)
+
+    others = [spec(shape, jnp.int32) for shape in shapes]
+    traced = jax.jit(step).trace(q, k, k, q, *others)
+    return traced.lower(lowering_platforms=(platform,)).as_text()
+
+
+@pytest.mark.parametrize(("causal", "window"), [(True, None), (False, None), (True, 32)])
+@pytest.mark.parametrize(("most", "places"), [(1, 2), (7, 7)])
+def test_jax_makes_the_packed_program_that_is_asked_of_cudnn(
+    most, places, causal, window, monkeypatch
+):
+    fused = nvidia._fused_attention()
+    monkeypatch.setattr(fused, "check_cudnn_version", lambda: 91_000)
+    monkeypatch.setattr(fused, "check_compute_capability", lambda capability: True)
+    monkeypatch.setattr(fused, "is_cuda_compute_capability_equal", lambda capability: False)
+
+    def attend(q, k, v, ids, offsets):
+        return nvidia.packed_attention(q, k, v, ids, ids, offsets, offsets, causal, window)
+
+    program = lowered(attend, "cuda", 256, (2, 256), (2, most + 1))
+    calls = re.findall(r"@(__cudnn\$\w+)\(", program)
+    assert sorted(calls) == ["__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"]
+    said = program.replace("\\22", "'")
+    for name, value in (
+        ("mask_type", "'PADDING_CAUSAL'" if causal else "'PADDING'"),
+        ("max_seg_per_batch", places),
+        ("sliding_window_length", window or 0),
+    ):
+        assert said.count(f"'{name}': {value}") == 2, name
+    assert not nvidia._find_flaw_of_version("cudnn_packed")
+
+
+@pytest.mark.parametrize(("causal", "window"), ORDERS)
+@pytest.mark.parametrize("implementation", SPLASH)
+def test_splash_is_a_kernel_of_tpus_forward_and_backward(
+    implementation, causal, window, monkeypatch
+):
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+
+    def attend(q, k, v, ids):
+        return splash.splash_attention(q, k, v, ids, ids, causal, window)
+
+    assert lowered(attend, "tpu", 256, (2, 256)).count("@tpu_custom_call") >= 2
+
+
+def test_splash_of_parts_of_rows_is_a_kernel_of_tpus(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+
+    def attend(q, k, v, *visible):
+        return splash.splash_masked(q, k, v, Visibility(*visible))
+
+    program = lowered(attend, "tpu", 512, (2, 256), (2, 512), (2, 512))
+    assert program.count("@tpu_custom_call") >= 3
 
 
 def test_the_comparison_finds_kernels_that_are_wrong_or_gone(monkeypatch):
