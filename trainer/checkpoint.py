@@ -86,17 +86,19 @@ class Checkpoints:
         `step` steps are behind `state`, a pytree of jax.Arrays, and behind `data`, the state of the
         loader. `run` is any JSON; None: empty.
         """
-        self._wait()
+        if (last := self.latest) is not None and last >= step:
+            raise InvalidState(
+                f"{self._directory} holds step {last}, and step {step} is not later; "
+                "resume from that step, or save into another directory"
+            )
         content = {"data": data, "run": run or {}}
         content["checksums"] = {"state": checksums(state), "json": fingerprint_of(content)}
         items = {name: ocp.args.JsonSave(each) for name, each in content.items()}
         with name_full_disk(self._directory):
             composite = ocp.args.Composite(state=ocp.args.StandardSave(state), **items)
-            if not self._manager.save(step, args=composite):
-                raise InvalidState(
-                    f"{self._directory} holds step {self.latest}, and step {step} is not later; "
-                    "resume from that step, or save into another directory"
-                )
+            # Without force, orbax asks JAX for signals by the number of a step, which `StopSignals`
+            # counts otherwise; then processes would never agree.
+            self._manager.save(step, args=composite, force=True)
         if self._mirror:
             self._upload = self._thread.submit(self._push, self._mirror)
 
@@ -150,7 +152,8 @@ class Checkpoints:
     def close(self) -> None:
         """Waits until everything is saved, and releases the directory."""
         self.wait()
-        self._manager.close()
+        with name_full_disk(self._directory):
+            self._manager.close()
         self._thread.shutdown()
 
     def __enter__(self) -> "Checkpoints":
