@@ -2,6 +2,8 @@
 
 from ml_collections import ConfigDict, config_dict
 
+from pipeline.registry import list_options
+
 
 def get_config() -> ConfigDict:
     """The configuration that `python train.py` runs."""
@@ -20,17 +22,8 @@ def get_config() -> ConfigDict:
         # "arrow", …, a method of `pipeline.InPlace`; and the options of that method.
         part.format = ""
         part.options = ConfigDict()
-        for name in (
-            "column",
-            "split",
-            "labels",
-            "weights",
-            "marks",
-            "dtype",
-            "end",
-            "begin",
-            "skip",
-        ):
+        part.options.marks = config_dict.placeholder(object)
+        for name in list_options("records", "tokens"):
             part.options[name] = config_dict.placeholder(object)
         part.options.vocab_size = config_dict.placeholder(int)
         part.field = "text"  # of a record
@@ -45,12 +38,9 @@ def get_config() -> ConfigDict:
     # (`templates.Chat`), or "preference" (`templates.Preference`). A field that is None has the
     # default of its class.
     config.template = ConfigDict({"kind": ""})
-    for name in ("prompt", "answer", "before", "after", "messages", "role", "content", "unknown"):
-        config.template[name] = config_dict.placeholder(str)
-    for name in ("chosen", "rejected", "null"):  # texts, or a template, a list, texts by field
-        config.template[name] = config_dict.placeholder(object)
-    config.template.weights = config_dict.placeholder(object)  # of roles, {"assistant": 1.0}
-    config.template.last_only = config_dict.placeholder(bool)
+    for name, kind in list_options("templates").items():
+        simple = kind in (str, bool)  # others are a list, texts by field, or a template
+        config.template[name] = config_dict.placeholder(kind if simple else object)
     # At a record that fails: "raise" ends the work, "skip" lists it in skipped.jsonl. `strict`
     # refuses text that the tokenizer changes, which is otherwise counted.
     config.prepare = ConfigDict({"on_error": "raise", "strict": False})

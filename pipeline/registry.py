@@ -233,6 +233,21 @@ def kinds(group: str) -> Iterator[Kind]:
     return (find(group, name) for name in names(group))
 
 
+def list_options(*groups: str) -> dict[str, Any]:
+    """The types of the options of all kinds of some groups, by name.
+
+    An option of several types is a text if it is one in any kind; else its type is None.
+    """
+    found: dict[str, list[Any]] = {}
+    for kind in (kind for group in groups for kind in kinds(group)):
+        for option in kind.options.values():
+            found.setdefault(option.name, []).append(option.type)
+    return {
+        name: str if str in types else types[0] if len({*map(str, types)}) == 1 else None
+        for name, types in found.items()
+    }
+
+
 def import_object(place: str, what: str, advice: str = "") -> Any:
     """The function or class at MODULE:NAME.
 

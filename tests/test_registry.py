@@ -120,3 +120,9 @@ def test_a_wrong_kind_or_option_is_refused_by_name(call, message):
 )
 def test_options_of_a_shell_are_values_of_their_types(group, kind, text, value):
     assert registry.find(group, kind).read([text], "--kind") == value
+
+
+def test_options_of_all_kinds_have_their_types():
+    found = registry.list_options("templates")
+    assert (found["prompt"], found["last_only"], found["null"]) == (str, bool, None)
+    assert {"dtype", "columns", "sample_by"} <= {*registry.list_options("records", "tokens")}

@@ -56,12 +56,15 @@ class Jinja:
 
     The template runs in a sandbox, without files. Special tokens that it puts there are parsed;
     those in the text of a record stay text. The text to learn is inside `{% generation %}`, if the
-    template has that. If not, the chat is rendered up to each answer and after it: what an answer
-    adds to its prompt is learnt. A record is refused if the whole chat does not begin with these,
-    as when a template drops the reasoning of earlier answers; give `last_only=True` then. Marks
-    that the template looks for in an answer, such as `</think>`, are tokens there, too.
+    template has that. If not, an answer is what follows its prompt in the text of the whole chat,
+    with the mark that ends it; `prepare` counts answers that the template spells otherwise while
+    they are the last. Marks that the template looks for in an answer, such as `</think>`, are
+    tokens there, too.
+
     Tools and calls of them that are JSON reach the template as lists of dicts, and arguments of a
-    call that are JSON of an object as that object, as in servers.
+    call that are JSON of an object as that object, as in servers, or as the text that they are if
+    the template needs that. A null content is null; other nulls of turns and parts are left out.
+    Parts that are no text are refused.
 
     >>> tokenizer = HuggingFace("m/tokenizer.json", begin=False, end=False)  # doctest: +SKIP
     >>> corpus = prepare(chats, tokenizer, "corpus", template=Jinja(tokenizer))  # doctest: +SKIP
@@ -73,13 +76,15 @@ class Jinja:
         messages: the field of a record that lists the turns; see `read_turns`.
         tools: the field with the tools that the template may describe, if a record has it.
         last_only: whether the last answer is the only one with loss.
+        date: the day that `strftime_now` of the template spells, such as "2024-07-26"; default
+            None: a template that needs one is refused.
 
     Attributes:
         fingerprint: a hash of the template, its special tokens and these options.
 
     Raises:
         ValueError: there is no template, it is not Jinja, or the tokenizer has marks of its own.
-        ImportError: jinja2 is not installed.
+        ImportError: jinja2 is not installed, or is older than 3.1.6.
     """
 
     takes_bytes: ClassVar = True
