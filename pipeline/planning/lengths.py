@@ -106,7 +106,8 @@ class Lengths:
         given: an integer array `[n]` or `[n, sides]`; arrays `[n]` by side; or a corpus.
         array: the lengths [n, sides], also of examples that are left out.
         names: the names of the sides, if they are given.
-        loss_side: the number of the side with loss; the last one, if that is not known.
+        loss: the name of the side with loss; if that is not known, "targets", "inputs" or the last;
+            None if sides have no names.
         stays: bool [n], whether each example stays; others are left out.
         num_excluded: the number of the others.
         files: int64, the examples in each file of a corpus of files; else None.
@@ -122,8 +123,8 @@ class Lengths:
         self.files: np.ndarray | None = getattr(given, "files", None)
         named = given if isinstance(given, Mapping) else getattr(given, "side_names", ())
         self.names: tuple[str, ...] = tuple(map(str, named))
-        loss = getattr(given, "loss", None)
-        self.loss_side: int = self.names.index(loss) if loss in self.names else -1
+        known = [getattr(given, "loss", None), *reversed(PAIR), *reversed(self.names)]
+        self.loss: str | None = next((name for name in known if name in self.names), None)
         array = as_lengths(given)
         self.array = array[:, None] if array.ndim == 1 else array
         self.stays = everywhere(True, len(array)) if stays is None else stays
@@ -134,8 +135,6 @@ class Lengths:
             self.paths, self.continuations, self.work = self._trees.T
             self.indivisible = self.continuations > 0
         self.num_excluded = 0 if stays is None else len(stays) - int(np.count_nonzero(stays))
-        if loss is None and (known := [name for name in reversed(PAIR) if name in self.names]):
-            self.loss_side = self.names.index(known[0])  # of arrays by name
 
     def __getstate__(self) -> dict[str, Any]:
         taken = ("array", "stays", "files", "_trees", "indivisible", *COLUMNS)  # from `given`
@@ -219,7 +218,7 @@ class Lengths:
             return examples
         if self.names in ((), PAIR[: self.num_sides]):
             return round(weigh(positions, costs))
-        return round(positions[self.loss_side])
+        return round(positions[-1 if self.loss is None else self.names.index(self.loss)])
 
     @property
     def included(self) -> np.ndarray:

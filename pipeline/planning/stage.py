@@ -144,8 +144,7 @@ class Stage:
         # Weights count tokens of the side with the loss, if sides are named.
         if "sides" in identity:
             for stream in self.streams:
-                known, side = stream.lengths.names, stream.lengths.loss_side
-                corpora[stream.name]["loss"] = names[side] if known else None
+                corpora[stream.name]["loss"] = stream.lengths.loss
         return identity | {"corpora": corpora}
 
     @functools.cached_property
