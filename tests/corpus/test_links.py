@@ -104,7 +104,7 @@ def test_commands_read_token_files(opened, tmp_path, run):
         ("prepare mega.bin --into x", "mega.bin holds tokens, which need no preparing"),
         ("report mega --tokens numpy", "it must be one of arrow, npy, megatron, flat"),
         ("report mega --tokens flat ends=3", "format 'flat' has no option 'ends'; did you"),
-        ("report flat.npy", "add --lengths"),
+        ("report flat.npy", "or --lengths if it has the lengths"),
     ):
         assert sentence in run.refused(*arguments.split())
 

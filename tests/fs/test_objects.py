@@ -19,13 +19,14 @@ import pytest
 import pipeline
 from pipeline import sources
 from pipeline.corpus.stored.cache import default_directory
-from pipeline.fs import as_path, atomic_write, directory_lock, lease, mirror, objects, open_locked
+from pipeline.fs import as_path, atomic_write, directory_lock, lease, objects, open_locked
 from pipeline.text.sources import open_files
 from tests.corpus.files import contents
 from tests.fs import object_servers
 from tests.processes import in_child
 from tests.runs.runs import messages
 from tests.text import record_files
+from trainer import mirror
 from trainer.checkpoint import Checkpoints
 
 SHARE = 0.1  # of requests that fail, where some are to
