@@ -36,7 +36,7 @@ def make_model(config: ConfigDict, corpus: Any) -> trainer.Model:
         return nnx.to_pure_dict(nnx.state(network(nnx.Rngs(key)), nnx.Param))
 
     def loss(params, batch):
-        inputs = (batch[name] for name in fields if name in batch)  # ids, segments, positions, …
+        inputs = (batch.get(name) for name in fields)  # ids, segments, positions, …
         model: Any = nnx.merge(graphdef, params)
         hidden, logits = model.hidden(*inputs), model.embedding.logits
         return chunked_cross_entropy(hidden, logits, batch["targets"], batch["loss_weights"])
@@ -120,6 +120,7 @@ def train(config: ConfigDict, workdir: epath.Path) -> int:
             schedule = schedule.fit(corpus)  # the shapes of batches
             plan = schedule.plan(corpus)
         layout: Any = {"sharding": mesh, "context_order": config.context_order}
+        layout["features"] = trainer.choose_features(config, corpus)
         batches = pipeline.Batches(corpus, plan.onward(saved.step), **layout)
         evaluation = trainer.evaluation_batches(held_out, batches.plan.options, **layout)
         trainer.require_same_data(batches, evaluation)  # on all hosts, which would else hang

@@ -26,6 +26,11 @@ def splits_length() -> bool:
     return LENGTH_AXIS in _axis_sizes()
 
 
+def count_length_parts() -> int:
+    """Return the number of devices that rows are divided over along their length."""
+    return _axis_sizes().get(LENGTH_AXIS, 1)
+
+
 def split_batch(x: Array) -> Array:
     """Return x [B, L, …], with rows split over `data` and `fsdp`, and positions over `context`.
 
@@ -37,6 +42,19 @@ def split_batch(x: Array) -> Array:
     if not rows and not length:
         return x
     return jax.lax.with_sharding_constraint(x, PartitionSpec(rows or None, length))
+
+
+def gather_table(table: Array) -> Array:
+    """Return a table of vectors [V, D] that is whole along D, if the mesh splits rows' length.
+
+    Its vectors are split over `fsdp`, and looked up by tokens that are split over `context` as
+    well. Between the two, the compiler would make the vectors of all tokens whole on each device.
+    """
+    sizes = _axis_sizes()
+    if LENGTH_AXIS not in sizes:
+        return table
+    vocabulary = _axis(HEAD_AXIS, table.shape[0], sizes)
+    return jax.lax.with_sharding_constraint(table, PartitionSpec(vocabulary, None))
 
 
 def count_parts(shape: Sequence[int]) -> tuple[int, int, int]:

@@ -22,7 +22,7 @@ from pipeline.fs import as_path
 from pipeline.steps import hosts
 from trainer.config import CHECKOUT, default_workdir, load_config, stored_config
 
-LOGGERS = "pipeline", "trainer"  # those of the project
+LOGGERS = "pipeline", "trainer", "models"  # those of the project
 
 DEFAULT = os.fspath(CHECKOUT / "configs" / "quickstart.py")
 

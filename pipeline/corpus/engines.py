@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from pipeline.corpus.preparing.processes import Engine, Processes
+from pipeline.corpus.preparing.processes import Engine, Processes, worker_died
 from pipeline.errors import require
 
 __all__ = ["Engine", "Processes", "Ray"]
@@ -43,6 +43,10 @@ class Ray:
                 yield ray.get(done[0])
         except ray.exceptions.RayTaskError as error:
             raise error.cause from error
+        except ray.exceptions.RayError as error:  # of a worker or a machine, and of its memory
+            raise worker_died(
+                f"give Ray more of it, or fewer tasks at a time ({type(error).__name__}: {error})"
+            ) from error
         finally:
             for each in running:
                 ray.cancel(each)

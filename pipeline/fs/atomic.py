@@ -8,6 +8,7 @@ import logging
 import os
 import pathlib
 import re
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from typing import IO, Any
@@ -23,6 +24,10 @@ logger = logging.getLogger(__name__)
 FULL = errno.ENOSPC, errno.EDQUOT, errno.EFBIG
 # Errors of network file systems on which names cannot be synced.
 UNABLE = errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF
+# Errors of file systems without hard links, as of buckets that are mounted, and of SMB; and the
+# seconds after which a turn to rename counts as left by a killed process.
+NO_LINKS = errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK
+TURN = 30.0
 
 
 def is_local(path: epath.PathLike) -> bool:
@@ -41,7 +46,7 @@ def as_path(path: epath.PathLike) -> epath.Path:
     except KeyError as error:
         raise InvalidValue(
             f"{os.fspath(path)} is on no storage that Lockstep knows; give a local path, or one "
-            "that begins with gs://, s3://, az:// or hf://"
+            f"that begins with {', '.join(SCHEMES[:-1])} or {SCHEMES[-1]}"
         ) from error
 
 
@@ -151,7 +156,39 @@ def _link(temporary: epath.Path, path: epath.Path) -> None:
         # Who wrote it may also have removed this one's temporary file, as a leftover.
         if isinstance(error, FileExistsError | FileNotFoundError) and path.exists():
             raise was_written(path) from None
-        raise _write_error(path, error) from error
+        if error.errno not in NO_LINKS:
+            raise _write_error(path, error) from error
+        _rename_once(temporary, path)
+
+
+def _rename_once(temporary: epath.Path, path: epath.Path) -> None:
+    """Gives a file its name, unless that is taken, where there are no hard links.
+
+    A folder beside it gives one process its turn: any file system makes a folder once, a mounted
+    bucket as well, for processes of all machines. A turn takes as long as a rename.
+    """
+    turn, begin = path.parent / f".{path.name}.turn", time.monotonic()
+    while not path.exists():
+        try:
+            os.mkdir(turn)
+        except FileExistsError:
+            if time.monotonic() - begin > TURN:  # it is of a killed process
+                with contextlib.suppress(OSError):
+                    os.rmdir(turn)
+                begin = time.monotonic()
+            time.sleep(0.01)
+            continue
+        except OSError as error:
+            raise _write_error(path, error) from error
+        try:
+            if not path.exists():  # nobody did it before this turn
+                with _name_errors(path):
+                    temporary.replace(path)
+                return
+        finally:
+            with contextlib.suppress(OSError):
+                os.rmdir(turn)
+    raise was_written(path)
 
 
 class _Temporary(io.FileIO):

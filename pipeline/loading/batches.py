@@ -28,6 +28,7 @@ from pipeline.loading.collate import (
     collate_examples,
     find_offsets,
 )
+from pipeline.loading.dynamic_context import DynamicContext
 from pipeline.loading.iteration import StepDataset
 from pipeline.loading.sharding import (
     CONTEXT_ORDERS,
@@ -36,6 +37,7 @@ from pipeline.loading.sharding import (
     batch_sharding,
     block_of_sharding,
     field_specs,
+    sharding_of,
     slice_of_process,
 )
 from pipeline.loading.state import StateKey
@@ -149,8 +151,8 @@ class Batches(StepDataset):
         features: as for `pipeline.load`; no others are read.
 
     Attributes:
-        sharding: the `NamedSharding` of global batches; None: they are on one device. A pickled
-            copy, such as that of a worker, has none.
+        sharding: the `NamedSharding` of global batches, or the `DynamicContext`; None: they are on
+            one device. A pickled copy, such as that of a worker, has none.
         blocks: by bucket, the `Block` of each side that this process builds.
         features: the `Feature`s of the batches by name, in the order of their fields.
         ahead: the `ReadAhead` of caches.
@@ -169,7 +171,7 @@ class Batches(StepDataset):
         corpus: AnyCorpus,
         plan: Plan,
         *,
-        sharding: "jax.sharding.Mesh | jax.sharding.NamedSharding | None" = None,
+        sharding: "jax.sharding.Mesh | jax.sharding.NamedSharding | DynamicContext | None" = None,
         process_index: int = 0,
         process_count: int = 1,
         positions: Positions = "continue",
@@ -191,10 +193,11 @@ class Batches(StepDataset):
                 f"the plan has the sides {', '.join(planned)}, and the corpus has "
                 f"{', '.join(corpus.side_names)}; make the plan from this corpus"
             )
-        if len({*plan.counts}) > 1 and not isinstance(corpus, Corpora):
+        if len({*plan.examples_per_stage}) > 1 and not isinstance(corpus, Corpora):
             raise InvalidValue(
-                f"the plan begins with {plan.counts[0]:,} examples, and others join later; give "
-                "Corpora({'first': corpus, 'new': …}), so that a state can tell them apart"
+                f"the plan begins with {plan.examples_per_stage[0]:,} examples, and others join "
+                "later; give Corpora({'first': corpus, 'new': …}), so that a state can tell them "
+                "apart"
             )
         require_one_of("positions", positions, POSITIONS)
         require_one_of("context_order", context_order, CONTEXT_ORDERS)
@@ -245,7 +248,9 @@ class Batches(StepDataset):
             bucket: tuple(
                 slice_of_process(side.shape, process_index, process_count)
                 if self.sharding is None
-                else block_of_sharding(self.sharding, side.shape, context_order)
+                else block_of_sharding(
+                    sharding_of(self.sharding, bucket.rows), side.shape, context_order
+                )
                 for side in bucket.sides
             )
             for bucket in plan.buckets
@@ -315,7 +320,7 @@ class Batches(StepDataset):
         """See `Loader.specs`; without a `sharding`, batches are on the first local device."""
         sharding = batch_sharding(self.sharding)
         return {
-            bucket: field_specs(fields, sharding, bucket, self.features)
+            bucket: field_specs(fields, sharding_of(sharding, bucket.rows), bucket, self.features)
             for bucket, fields in self._empty_batches().items()
         }
 
@@ -385,9 +390,9 @@ class Batches(StepDataset):
 
 
 def _choose_features(corpus: AnyCorpus, names: Iterable[str] | None) -> dict[str, Feature]:
-    """The features with these names; None: all of the corpus."""
+    """The features with these names; None: all of the corpus but keys."""
     if names is None:
-        return dict(corpus.features)
+        return {name: each for name, each in corpus.features.items() if not each.key}
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise InvalidType(f"features is {names!r}; give a list of names, or () for none")
     names = list(names)

@@ -1,7 +1,8 @@
 """Sharding: the rows and columns that a process builds, and global jax.Arrays made from them.
 
-Everything takes one `sharding`: a `jax.sharding.Mesh`, whose batches have the usual layout, or a
-`jax.sharding.NamedSharding` of `[rows, length]`.
+Everything takes one `sharding`: a `jax.sharding.Mesh`, whose batches have the usual layout, a
+`jax.sharding.NamedSharding` of `[rows, length]`, or a `DynamicContext`, which has one of these for
+each bucket.
 
 With causal attention, the last columns of a long segment see many keys and the first see few. So
 contiguous parts of a row cost different amounts: with one segment in four parts, the last part
@@ -14,11 +15,12 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 import numpy as np
 
 from pipeline.errors import InvalidType, InvalidValue, require_type
+from pipeline.loading.dynamic_context import DynamicContext
 from pipeline.planning.bucket import Bucket
 from pipeline.text.features import Feature
 
@@ -121,9 +123,15 @@ def parts(sharding: "NamedSharding | None") -> tuple[int, int]:
     return rows, length
 
 
-def multiples(sharding: "NamedSharding | None", context_order: ContextOrder) -> tuple[int, int]:
+def multiples(
+    sharding: "NamedSharding | DynamicContext | None", context_order: ContextOrder
+) -> tuple[int, int]:
     """What the rows and the lengths of all buckets must be multiples of."""
-    rows, length = parts(sharding)
+    if isinstance(sharding, DynamicContext):
+        length = sharding.most or sharding.devices
+        rows = sharding.devices // math.gcd(length, sharding.devices)
+    else:
+        rows, length = parts(sharding)
     return rows, 2 * length if context_order == "zigzag" and length > 1 else length
 
 
@@ -135,11 +143,31 @@ def _does_not_divide(shape: tuple[int, int], axis: int, multiple: int, over: str
     )
 
 
-def batch_sharding(sharding: "Mesh | NamedSharding | None") -> "NamedSharding":
+def sharding_of(sharding: Any, rows: int) -> Any:
+    """The `NamedSharding` of batches with so many rows; None stays None."""
+    return sharding.of(rows) if isinstance(sharding, DynamicContext) else sharding
+
+
+@overload
+def batch_sharding(sharding: DynamicContext) -> DynamicContext: ...
+
+
+@overload
+def batch_sharding(sharding: "Mesh | NamedSharding | None") -> "NamedSharding": ...
+
+
+@overload
+def batch_sharding(
+    sharding: "Mesh | NamedSharding | DynamicContext | None",
+) -> "NamedSharding | DynamicContext": ...
+
+
+def batch_sharding(sharding: Any) -> Any:
     """The sharding of `[rows, length]` from an argument `sharding=`.
 
     The axes `data` and `fsdp` of a mesh divide rows, and `context` divides their length, if it has
-    them. A `NamedSharding` is returned as it is. None is the first local device.
+    them. A `NamedSharding` or `DynamicContext` is returned as it is. None is the first local
+    device.
 
     Raises:
         TypeError: it is none of these.
@@ -150,8 +178,11 @@ def batch_sharding(sharding: "Mesh | NamedSharding | None") -> "NamedSharding":
     if sharding is None:
         auto, devices = (jax.sharding.AxisType.Auto,), jax.local_devices()[:1]
         sharding = jax.make_mesh((1,), ("data",), axis_types=auto, devices=devices)
+    if isinstance(sharding, DynamicContext):
+        return sharding
     if not isinstance(sharding, jax.sharding.Mesh):
-        wanted = "a jax.sharding.Mesh, or a jax.sharding.NamedSharding of [rows, length]"
+        wanted = "a jax.sharding.Mesh, a jax.sharding.NamedSharding of [rows, length], or a "
+        wanted += "pipeline.DynamicContext"
         require_type("sharding", sharding, "spec", wanted)
         return sharding
     axes = tuple(axis for axis in ("data", "fsdp") if axis in sharding.axis_names)
@@ -272,7 +303,7 @@ def _convert(name: str, local: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 def to_global(
     batch: Mapping[str, Any],
-    sharding: "Mesh | NamedSharding",
+    sharding: "Mesh | NamedSharding | DynamicContext",
     *,
     bucket: Bucket | None = None,
     features: Mapping[str, Feature] | None = None,
@@ -282,8 +313,10 @@ def to_global(
     Args:
         batch: arrays `[rows, positions]` of this process, as `Batches(…, sharding=…)` builds them;
             or `[rows, …]` with other dimensions, which are sharded by rows alone.
-        sharding: a `Mesh`, or a `NamedSharding` of `[rows, length]`, as for `pipeline.load`.
-        bucket: the bucket of the batch, whose shape is then checked; None: any that divides.
+        sharding: a `Mesh`, a `NamedSharding` of `[rows, length]`, or a `DynamicContext`, as for
+            `pipeline.load`.
+        bucket: the bucket of the batch, whose shape is then checked; None: any that divides, not
+            with a `DynamicContext`.
         features: the features of the batch, by name: `Batches.features`. Those of tokens are
             sharded by rows and length, those of examples by rows alone. None: there are none.
 
@@ -292,14 +325,18 @@ def to_global(
         Without `jax_enable_x64`, dtypes of 64 bits become those of 32.
 
     Raises:
-        TypeError: `sharding` or `features` has another type.
+        TypeError: `sharding` or `features` has another type, or a `DynamicContext` has no bucket.
         ValueError: an array does not have the shape of this process's part, or holds whole numbers
             of 64 bits that do not fit into 32.
     """
+    sharding = batch_sharding(sharding)
+    if isinstance(sharding, DynamicContext):
+        if bucket is None:
+            raise InvalidType("to_global() needs bucket=, whose rows decide the mesh of the batch")
+        sharding = sharding.of(bucket.rows)
     # A device may read arrays of NumPy later, or use them as its own memory.
     copies = {name: copy.copy(field) for name, field in batch.items()}
-    specs = field_specs(batch, batch_sharding(sharding), bucket, features)
-    return place(copies, specs)
+    return place(copies, field_specs(batch, sharding, bucket, features))
 
 
 def place(

@@ -51,7 +51,7 @@ class StateKey(NamedTuple):
 
     def _entries(self, step: int) -> list[dict[str, Any]]:
         """The entries of the stages that begin before `step`, each as a whole."""
-        reach, counts = max(self._reach(int(step)), 1), self.plan.counts
+        reach, counts = max(self._reach(int(step)), 1), self.plan.examples_per_stage
         entries = [dict(each) for each in self.plan.entries if each["from"] < reach]
         for entry, count, before in zip(entries, counts, (0, *counts), strict=False):
             if count != before and self.corpus is not None:

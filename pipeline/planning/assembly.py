@@ -25,10 +25,10 @@ TOGETHER = 32
 # The assembled blocks that are kept: readers are in a few at a time.
 KEPT = 4
 
-# Rows of one bucket, and which of them each of some steps has: step -> int64 [rows].
+# Rows of one shape, and which of them each of some steps has: step -> int64 [rows].
 Division = tuple[FlatRows, Mapping[int, np.ndarray]]
 
-# A batch: its shape, rows of that shape, which of them it has, and its epoch; see `make_batch`.
+# A batch: its bucket, rows of that shape, which of them it has, and its epoch; see `make_batch`.
 Selection = tuple[Bucket, FlatRows, np.ndarray, int]
 
 
@@ -60,25 +60,25 @@ class Assembly:
 
     def batch(self, step: int) -> PlannedBatch:
         """See `Batches`."""
-        bucket, taken = self._schedule.at(step)
-        rows, shape = self.take(bucket, taken), self._options.buckets[bucket]
-        return self.make_batch(shape, rows, np.arange(len(rows)), self._schedule.epoch_of(step))
+        shape, taken = self._schedule.at(step)
+        rows, bucket = self.take(shape, taken), self._options.buckets[shape]
+        return self.make_batch(bucket, rows, np.arange(len(rows)), self._schedule.epoch_of(step))
 
-    def take(self, bucket: int, taken: Iterable[tuple[int, int, int]]) -> FlatRows:
-        """The rows of a bucket in the ranges `taken`, which are as in `Schedule.at`."""
+    def take(self, shape: int, taken: Iterable[tuple[int, int, int]]) -> FlatRows:
+        """The rows of a shape in the ranges `taken`, which are as in `Schedule.at`."""
         return FlatRows.join(
             rows
             for number, first, count in taken
-            for rows in self._streams[number].take(bucket, first, count)
+            for rows in self._streams[number].take(shape, first, count)
         )
 
     def divide(self, steps: range) -> dict[int, Division]:
-        """The rows of some steps, by the number of their bucket, taken at once."""
-        wanted, found = {step: self._schedule.at(step) for step in steps}, dict[int, Division]()
-        for bucket in {each for each, _ in wanted.values()}:
+        """The rows of some steps, by their shape, taken at once."""
+        wanted, divisions = {step: self._schedule.at(step) for step in steps}, dict[int, Division]()
+        for shape in {shape for shape, _ in wanted.values()}:
             # Stream, first row, number of rows, step; the ranges of a stream are adjacent.
-            mine = [step for step, (each, _) in wanted.items() if each == bucket]
-            taken = sorted((*each, n) for n, step in enumerate(mine) for each in wanted[step][1])
+            mine = [step for step in steps if wanted[step][0] == shape]
+            taken = sorted((*rows, n) for n, step in enumerate(mine) for rows in wanted[step][1])
             joined: dict[int, tuple[int, int, int]] = {}
             for number, first, count, _ in taken:
                 _, begin, before = joined.get(number, (number, first, 0))
@@ -87,19 +87,19 @@ class Assembly:
             edges = np.bincount(owners).cumsum()[:-1]
             numbers = np.split(owners.argsort(kind="stable"), edges)
             of_steps = dict(zip(mine, numbers, strict=True))
-            found[bucket] = self.take(bucket, joined.values()), of_steps
-        return found
+            divisions[shape] = self.take(shape, joined.values()), of_steps
+        return divisions
 
     def make_batch(
-        self, shape: Bucket, rows: FlatRows, numbers: np.ndarray, epoch: int
+        self, bucket: Bucket, rows: FlatRows, numbers: np.ndarray, epoch: int
     ) -> PlannedBatch:
         """The batch that has the rows `numbers`."""
-        order, places = balance(rows.costs[numbers], shape.rows)
+        order, places = balance(rows.costs[numbers], bucket.rows)
         times, segments = rows.pick(numbers[order])
         epochs = segments[:, 0].copy()
         segments[:, 0] = places.repeat(times)
         if not self._mixed:
-            return PlannedBatch(shape, segments, epoch, align=self._options.align)
+            return PlannedBatch(bucket, segments, epoch, align=self._options.align)
         owner = np.searchsorted(self._firsts, segments[:, 1], side="right") - 1
         tokens = np.bincount(owner, weigh(segments[:, 3:], self._options.cost))
         sources = {
@@ -107,7 +107,7 @@ class Assembly:
             for number, count in enumerate(tokens.tolist())
             if count
         }
-        return PlannedBatch(shape, segments, epoch, epochs, sources, self._options.align)
+        return PlannedBatch(bucket, segments, epoch, epochs, sources, self._options.align)
 
 
 class Blocks:
@@ -131,19 +131,18 @@ class Blocks:
         """See `Batches`."""
         if len(steps := self._around(step)) == 1:
             return self._assembly.batch(step)
-        shape, rows, numbers, epoch = self._blocks.get(steps, 1, self._make, steps)[step]
-        return self._assembly.make_batch(shape, rows, numbers, epoch)
+        return self._assembly.make_batch(*self._blocks.get(steps, 1, self._make, steps)[step])
 
     def _make(self, steps: range) -> dict[int, Selection]:
         """The rows of each of a block of steps."""
-        epoch, found = self._schedule.epoch_of(steps.start), dict[int, Selection]()
-        for bucket, division in self._assembly.divide(steps).items():
-            rows, of_steps = self._deal(bucket, division, steps.start)
-            shape = self._options.buckets[bucket]
-            found |= {step: (shape, rows, each, epoch) for step, each in of_steps.items()}
-        return found
+        epoch, selections = self._schedule.epoch_of(steps.start), dict[int, Selection]()
+        for shape, division in self._assembly.divide(steps).items():
+            rows, of_steps = self._deal(shape, division, steps.start)
+            bucket = self._options.buckets[shape]
+            selections |= {step: (bucket, rows, which, epoch) for step, which in of_steps.items()}
+        return selections
 
-    def _deal(self, bucket: int, division: Division, first: int) -> Division:
+    def _deal(self, shape: int, division: Division, first: int) -> Division:
         """Which rows each of a block of steps has, from step `first` on."""
         return division
 

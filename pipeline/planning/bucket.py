@@ -54,7 +54,7 @@ class Bucket:
                 f"Bucket.length is {length!r}; lengths of more than two sides have names, as in "
                 'Bucket(rows=16, length={"inputs": 4096, "patches": 8192, "images": 16})'
             )
-        several = tuple(_require_size("length", each) for each in several)
+        several = tuple(_require_size("length", size) for size in several)
         object.__setattr__(self, "length", several[0] if len(several) == 1 else several)
         object.__setattr__(self, "names", names)
 
@@ -91,7 +91,7 @@ class Bucket:
         return self.rows * sum(self.lengths)
 
     @property
-    def order(self) -> tuple[int, ...]:
+    def sort_key(self) -> tuple[int, ...]:
         """The sort key of buckets: by length, then those with more rows first."""
         return (sum(self.lengths), *self.lengths, -self.rows)
 
@@ -137,22 +137,22 @@ def as_buckets(buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
 
     Buckets of several sides ascend by the sum of their lengths, and the last is the longest on all.
     """
-    found = as_shapes(buckets)
-    order = [bucket.order[:-1] for bucket in found]
-    ascending = all(shorter < longer for shorter, longer in itertools.pairwise(order))
-    longest = tuple(map(max, zip(*(bucket.lengths for bucket in found), strict=True)))
-    if not ascending or found[-1].lengths != longest:
+    checked = as_shapes(buckets)
+    keys = [bucket.sort_key[:-1] for bucket in checked]
+    ascending = all(shorter < longer for shorter, longer in itertools.pairwise(keys))
+    longest = tuple(map(max, zip(*(bucket.lengths for bucket in checked), strict=True)))
+    if not ascending or checked[-1].lengths != longest:
         sides = (
             "; those of several sides ascend by their sum, and the last must hold all others, so "
             f"end with one of {longest}"
         ) * (len(longest) > 1)
         again = (
             "; only pipeline.pack takes several of one length, the smaller ones for its last rows"
-        ) * (len({*order}) < len(order))
+        ) * (len({*keys}) < len(keys))
         raise InvalidValue(
-            f"buckets are {', '.join(map(str, found))}; they must ascend by length{sides}{again}"
+            f"buckets are {', '.join(map(str, checked))}; they must ascend by length{sides}{again}"
         )
-    return found
+    return checked
 
 
 def as_shapes(buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
@@ -160,16 +160,16 @@ def as_shapes(buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
     given: Any = buckets
     if not isinstance(given, Iterable) or getattr(given, "ndim", 1) == 0:
         given = [given]
-    found: tuple[Bucket, ...] = tuple(given)
-    if not all(isinstance(each, Bucket) for each in found):
+    checked: tuple[Bucket, ...] = tuple(given)
+    if not all(isinstance(bucket, Bucket) for bucket in checked):
         raise InvalidValue(
             f"buckets is {buckets!r}; it must be a list, and every entry must be a "
             "pipeline.Bucket(rows=…, length=…)"
         )
-    if not found:
+    if not checked:
         raise InvalidValue("buckets is empty; give at least one, or let fit_buckets choose them")
-    if len({bucket.names for bucket in found}) > 1:
+    if len({bucket.names for bucket in checked}) > 1:
         raise InvalidValue(
-            f"buckets are {', '.join(map(repr, found))}; they must all have the same sides"
+            f"buckets are {', '.join(map(repr, checked))}; they must all have the same sides"
         )
-    return found
+    return checked

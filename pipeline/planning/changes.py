@@ -57,8 +57,8 @@ def after(
     **changes: Unpack[Changes],
 ) -> tuple[Change, ...]:
     """The history with a change at a step; arguments and errors as for `Plan.after`."""
-    past = [each for each in history if each.stage.start <= step]
-    later = [each.stage for each in history[len(past) :]]
+    past = [change for change in history if change.stage.start <= step]
+    later = [change.stage for change in history[len(past) :]]
     if fixed := [stage for stage in later if not stage.continues]:
         raise InvalidValue(
             f"step is {step:,}, and the last change of options is at step "
@@ -68,7 +68,7 @@ def after(
     changed = _change(last, step, lengths=lengths, exclude=exclude, weights=weights, **changes)
     if last.members.several and not changed.keywords:
         return tuple(history)
-    phases = [(each.start, each.weights) for each in later if weights is None and each.weights]
+    phases = [(stage.start, stage.weights) for stage in later if weights is None and stage.weights]
     return _add_phases([*past, changed], phases, history[-1].stage.members.given)
 
 
@@ -89,17 +89,17 @@ def read(
     `lengths` are those of all examples of the last stage.
     """
     for number, (step, given) in enumerate(changes):
-        each = dict(given)
-        if "buckets" in each:
-            each["buckets"] = [Bucket(*shape) for shape in each["buckets"]]
-        count, weights = each.pop("examples", None), each.get("weights")
+        keywords = dict(given)
+        if "buckets" in keywords:
+            keywords["buckets"] = [Bucket(*shape) for shape in keywords["buckets"]]
+        count, weights = keywords.pop("examples", None), keywords.get("weights")
         if isinstance(weights, Mapping) and (count is not None or not number):
-            each["lengths"] = begin_of(lengths, weights)
+            keywords["lengths"] = begin_of(lengths, weights)
         elif count is not None:
-            each["lengths"] = take_first(lengths, count)
+            keywords["lengths"] = take_first(lengths, count)
         elif not number:
-            each["lengths"] = lengths
-        yield step, each
+            keywords["lengths"] = lengths
+        yield step, keywords
 
 
 def _add_phases(

@@ -40,7 +40,7 @@ def fill_exactly(
     """
     sizes = (np.flatnonzero(counts[1 : length + 1]) + 1).tolist()
     left = {size: int(counts[size]) for size in sizes}
-    found, available = list[Pattern](), sizes.copy()
+    patterns, available = list[Pattern](), sizes.copy()
     for size in reversed(sizes):
         while left[size] and opens[size]:
             left[size] -= 1
@@ -49,16 +49,16 @@ def fill_exactly(
             if work.left < 0:
                 return None
             row[size] = row.get(size, 0) + 1
-            rows = min(left[each] // times for each, times in row.items())
-            for each, times in row.items():
-                left[each] -= times * rows
-                if not left[each]:
-                    del available[bisect.bisect_left(available, each)]
+            rows = min(left[size] // times for size, times in row.items())
+            for size, times in row.items():
+                left[size] -= times * rows
+                if not left[size]:
+                    del available[bisect.bisect_left(available, size)]
             pieces = tuple(sorted(row.items(), reverse=True))
-            fill = sum(each * times for each, times in pieces)
-            found.append(Pattern(pieces, rows, fill, sum(row.values())))
+            fill = sum(size * times for size, times in pieces)
+            patterns.append(Pattern(pieces, rows, fill, sum(row.values())))
     counts[sizes] = [left[size] for size in sizes]
-    return found
+    return patterns
 
 
 def _fill(left: Mapping[int, int], sizes: Sequence[int], room: int, work: Work) -> dict[int, int]:
@@ -68,8 +68,8 @@ def _fill(left: Mapping[int, int], sizes: Sequence[int], room: int, work: Work) 
     """
     if not sizes or sizes[0] > room:
         return {}
-    reached, mask, each = 1, (1 << room + 1) - 1, 1 + room // BITS
-    most = min(work.left, MOST_OF_ROW) // each
+    reached, mask, weight = 1, (1 << room + 1) - 1, 1 + room // BITS
+    most = min(work.left, MOST_OF_ROW) // weight
     sums = list[tuple[int, int, int]]()  # a size, its times, and what was reached without them
     for place in range(bisect.bisect_right(sizes, room) - 1, -1, -1):
         size = sizes[place]
@@ -84,7 +84,7 @@ def _fill(left: Mapping[int, int], sizes: Sequence[int], room: int, work: Work) 
         if len(sums) > most:
             work.left = -1
             return {}
-    work.left -= len(sums) * each
+    work.left -= len(sums) * weight
     total, row = reached.bit_length() - 1, dict[int, int]()
     for size, times, before in reversed(sums):
         if not before >> total & 1:

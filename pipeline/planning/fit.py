@@ -142,16 +142,18 @@ def fit_buckets(
     )
 
     worth = WORTH_UNPACKED if packing == "none" else WORTH
-    found: list[tuple[BucketSet, dict[int, BucketSet]]] = []
+    choices: list[tuple[BucketSet, dict[int, BucketSet]]] = []
     for multiples in fit.multiples(length_multiple):
         sets = fit.search(multiples, worth * SURE).find(max_buckets)
-        found.append((choose(sets, worth), sets))
-        if found[-1][0].padding <= WORTH_FINER:
+        choices.append((choose(sets, worth), sets))
+        if choices[-1][0].padding <= WORTH_FINER:
             break  # finer multiples have little to save
-    least = min(chosen.cost for chosen, _ in found) / (1 - WORTH_FINER)
-    chosen, sets = next(each for each in found if each[0].cost <= least)
+    least = min(chosen.cost for chosen, _ in choices) / (1 - WORTH_FINER)
+    chosen, sets = next(choice for choice in choices if choice[0].cost <= least)
     tokens = chosen.positions * (1 - chosen.padding)
-    costs = ", ".join(f"{number}: {each.cost / tokens:.3f}" for number, each in sets.items())
+    costs = ", ".join(
+        f"{number}: {chosen_set.cost / tokens:.3f}" for number, chosen_set in sets.items()
+    )
     enough = "; one bucket is enough" * (len(chosen.buckets) == 1 < max_buckets)
     shapes = ", ".join(map(str, chosen.buckets))
     logger.info(f"buckets {shapes}; cost per token, by number of buckets: {costs}{enough}")
@@ -214,10 +216,12 @@ class Fit:
 
     def _by_side(self, multiple: BySide) -> tuple[int, ...]:
         """The multiple of each side's lengths; one number is not for sides that cost nothing."""
-        each = whole_by_side("length_multiple", multiple, self._names)
+        multiples = whole_by_side("length_multiple", multiple, self._names)
         if not isinstance(multiple, Mapping):
-            each = tuple(n if cost else 1 for n, cost in zip(each, self.costs, strict=True))
-        return tuple(map(math.lcm, each, self._aligns))
+            multiples = tuple(
+                n if cost else 1 for n, cost in zip(multiples, self.costs, strict=True)
+            )
+        return tuple(map(math.lcm, multiples, self._aligns))
 
     def multiples(self, length_multiple: BySide | None) -> list[tuple[int, ...]]:
         """The multiples of each side's lengths to try: the given ones, or several."""
@@ -227,8 +231,10 @@ class Fit:
         if self._limits is not None:
             longest = np.minimum(longest, self._limits)
         every = list(dict.fromkeys(map(self._by_side, MULTIPLES)))
-        sizes = (weigh(round_up(longest, np.array(each)), self.costs) for each in every)
-        return [each for each, size in zip(every, sizes, strict=True) if size <= room] or every[-1:]
+        sizes = (weigh(round_up(longest, np.array(multiples)), self.costs) for multiples in every)
+        return [
+            multiples for multiples, size in zip(every, sizes, strict=True) if size <= room
+        ] or every[-1:]
 
     def search(self, multiples: tuple[int, ...], worth: float) -> Search:
         """The search for buckets of such lengths; `worth` is its argument."""
@@ -243,7 +249,7 @@ class Fit:
         longest = round_up(np.maximum(stock.longest, 1), np.array(multiples))
         size = weigh(longest, self.costs)
         if size > self._tokens / self._row_multiple:
-            shown = " + ".join(f"{each:,}" for each in longest.tolist())
+            shown = " + ".join(f"{length:,}" for length in longest.tolist())
             raise InvalidValue(
                 f"{self._row_multiple} rows (row_multiple) of {shown} positions are "
                 f"{self._row_multiple * size:,}, more than tokens_per_batch={self._tokens:,}; "
@@ -289,18 +295,18 @@ def typical_lengths(
     """
     corpora = members.corpora
     phases, counts = as_phases(weights, tuple(corpora)), {}
-    for name, each in corpora.items():  # relative numbers of examples
-        examples = len(each.included)
-        positions = each.included.sum(axis=0, dtype=np.int64)
-        size = each.count_by(by, positions.tolist(), costs, examples)
+    for name, lengths in corpora.items():  # relative numbers of examples
+        examples = len(lengths.included)
+        positions = lengths.included.sum(axis=0, dtype=np.int64)
+        size = lengths.count_by(by, positions.tolist(), costs, examples)
         shares = sum(phase.get(name, Fraction(0)) for _, phase in phases)
         counts[name] = float(shares) * examples / max(size, 1)
     parts = []
     for name, count in counts.items():
-        if not len(lengths := corpora[name].included):
+        if not len(array := corpora[name].included):
             continue
         number = round(TYPICAL * count / sum(counts.values()))
-        parts.append(lengths[np.arange(number) * len(lengths) // max(number, 1)])
+        parts.append(array[np.arange(number) * len(array) // max(number, 1)])
         if count:  # the longest of each side
-            parts.append(lengths[np.atleast_1d(lengths.argmax(axis=0))])
+            parts.append(array[array.argmax(axis=0)])
     return np.concatenate(parts)

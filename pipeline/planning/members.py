@@ -59,8 +59,8 @@ class Members:
     def without(self, examples: np.ndarray) -> "Members":
         """The same corpora without some examples: a bool for each."""
         parts = np.split(examples, self.firsts[1:])
-        each = zip(self.corpora.items(), parts, strict=True)
-        corpora = {name: lengths.exclude(part) for (name, lengths), part in each}
+        with_parts = zip(self.corpora.items(), parts, strict=True)
+        corpora = {name: lengths.exclude(part) for (name, lengths), part in with_parts}
         return Members(self.given, corpora, several=self.several)
 
     def extend(self, given: Any) -> "Members":
@@ -79,7 +79,7 @@ class Members:
                     f"corpus {name!r} has other lengths than before; a plan of several corpora "
                     "takes new corpora, not new examples: make a corpus of the new examples"
                 )
-        corpora = {name: present.get(name) or Lengths.of(each) for name, each in every.items()}
+        corpora = {name: present.get(name) or Lengths.of(corpus) for name, corpus in every.items()}
         return Members(given, corpora, several=True)
 
 
@@ -91,13 +91,18 @@ def as_corpora(given: Any) -> Mapping[str, Any]:
             f"lengths is {given!r:.60}; with weights it must be several corpora by name: a dict, "
             "or Corpora({'name': corpus})"
         )
+    if not all(isinstance(name, str) for name in corpora):
+        raise InvalidValue(
+            f"lengths has corpora with the names {', '.join(map(repr, corpora))}; names must be "
+            "text, as the data state stores them"
+        )
     return corpora
 
 
 def begin_of(given: Any, names: Iterable[str]) -> Any:
     """The corpora called `names`, which come first in `given`, in the form of `given`."""
     every = as_corpora(given)
-    found = {name: every[name] for name in names}
-    if hasattr(given, "corpora") and len(found) > 1:
-        return given.begin(sum(map(len, found.values())))
-    return found
+    corpora = {name: every[name] for name in names}
+    if hasattr(given, "corpora") and len(corpora) > 1:
+        return given.begin(sum(map(len, corpora.values())))
+    return corpora

@@ -48,7 +48,9 @@ BY: tuple[By, ...] = get_args(By)
 def list_keywords(function: Callable) -> tuple[str, ...]:
     """The names of a function's keyword-only arguments."""
     parameters = inspect.signature(function).parameters.values()
-    return tuple(each.name for each in parameters if each.kind is each.KEYWORD_ONLY)
+    return tuple(
+        parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY
+    )
 
 
 def select_options(names: Iterable[str], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,14 +112,14 @@ def whole_by_side(
     name: str, value: Any, names: Sequence[str], default: int | None = None
 ) -> tuple[int, ...]:
     """`by_side` of whole numbers of at least 1, checked."""
-    return tuple(require_whole(name, each, 1) for each in by_side(name, value, names, default))
+    return tuple(require_whole(name, number, 1) for number in by_side(name, value, names, default))
 
 
 def as_costs(cost: Any, names: Sequence[str]) -> tuple[float, ...]:
     """What a position of each side costs, checked; whole numbers are integers."""
     costs = by_side("cost", cost, names)
-    known = all(isinstance(each, int | float | np.number) for each in costs)
-    if not known or not any(costs) or not all(0 <= each < MOST_COST for each in costs):
+    known = all(isinstance(number, int | float | np.number) for number in costs)
+    if not known or not any(costs) or not all(0 <= number < MOST_COST for number in costs):
         raise InvalidValue(
             f"cost is {cost!r}; it must be a number of at least 0, and below {MOST_COST:g}, for "
             "each side, and above 0 for one: 0 for a side that costs nothing, such as a number of "
@@ -274,7 +276,9 @@ class Options:
         if "buckets" in values:
             values["buckets"] = [bucket.as_json for bucket in self.buckets]
         values |= {n: unify(values[n]) for n in ("align", "cost") if n in values}
-        return {n: list(each) if isinstance(each, tuple) else each for n, each in values.items()}
+        return {
+            n: list(value) if isinstance(value, tuple) else value for n, value in values.items()
+        }
 
 
 Weights = Mapping[str, float] | Sequence[tuple[int, Mapping[str, float]]]
@@ -301,25 +305,25 @@ def as_phases(weights: Weights, names: Sequence[str]) -> list[tuple[int, dict[st
             "other one later than the one before, as in [(0, {…}), (2000, {…})]"
         )
     phases: list[tuple[int, dict[str, Fraction]]] = []
-    for number, (start, each) in enumerate(given):
-        expected = names if number == len(given) - 1 else names[: len(each)]
-        if set(each) != set(expected) or (phases and len(each) < len(phases[-1][1])):
-            seen, known = (", ".join(map(str, some)) or "nothing" for some in (each, names))
+    for number, (start, shares) in enumerate(given):
+        expected = names if number == len(given) - 1 else names[: len(shares)]
+        if set(shares) != set(expected) or (phases and len(shares) < len(phases[-1][1])):
+            seen, known = (", ".join(map(str, some)) or "nothing" for some in (shares, names))
             raise InvalidValue(
                 f"the weights from step {start:,} on are for {seen}, and "
                 f"the corpora are {known}; give each a weight, perhaps 0 (a corpus that "
                 "joins later comes after the others, and every phase from then on names it)"
             )
-        exact = {name: _as_fraction(each[name]) for name in expected}
+        exact = {name: _as_fraction(shares[name]) for name in expected}
         if any(weight < 0 for weight in exact.values()) or not any(exact.values()):
             raise InvalidValue(
-                f"the weights from step {start:,} on are {dict(each)}; they must be at least 0, "
+                f"the weights from step {start:,} on are {dict(shares)}; they must be at least 0, "
                 "and at least one above 0"
             )
         total = sum(exact.values(), Fraction(0))
         if min(weight for weight in exact.values() if weight) < total * LEAST:
             raise InvalidValue(
-                f"the weights from step {start:,} on are {dict(each)}; a share is 0 or at least "
+                f"the weights from step {start:,} on are {dict(shares)}; a share is 0 or at least "
                 f"{float(LEAST):g} of all, for steps are counted in 64 bits"
             )
         phases.append((start, {name: weight / total for name, weight in exact.items()}))

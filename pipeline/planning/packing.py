@@ -82,7 +82,7 @@ class BestFit:
         self._one = sizes.shape[1] == 1
         self._exactly = exactly and self._one and rules.max_segments is None
         weights = (1,) if self._one else rules.weights  # by length, the fill is in units
-        self._fills, self._rooms = (weigh(each, weights) for each in (sizes, rules.rooms))
+        self._fills, self._rooms = (weigh(lengths, weights) for lengths in (sizes, rules.rooms))
         self._used = range(len(rules.rooms)) if rules.used is None else rules.used
         self._holds = np.stack([(sizes <= room).all(axis=1) for room in rules.rooms])
 
@@ -96,12 +96,12 @@ class BestFit:
             search, placed = self._limit_segments(counts, placed)
         repack = functools.partial(self._repack, counts, search)
         apart = _without_surplus(surplus)
-        found = repack(placed, apart)
-        if self._exactly and self._has_gaps(found):
+        packed = repack(placed, apart)
+        if self._exactly and self._has_gaps(packed):
             filled = self._place(counts, functools.partial(self._fill_exactly, Work()))
-            if filled is not None and self._is_cheaper(exact := repack(filled, apart), found):
-                placed, found = filled, exact
-        return found if surplus == apart else repack(placed, surplus)
+            if filled is not None and self._is_cheaper(exact := repack(filled, apart), packed):
+                placed, packed = filled, exact
+        return packed if surplus == apart else repack(placed, surplus)
 
     # ---- one bucket
 
@@ -137,9 +137,9 @@ class BestFit:
     def _limit_segments(self, counts: np.ndarray, placed: Placed) -> tuple[Search, Placed]:
         """Rows whose number of segments is limited: as vectors, if these cost less."""
         most = self._rules.max_segments
-        each = [(room, p) for room, ps in zip(self._rooms, placed, strict=True) for p in ps]
-        empty = sum([(room - p.fill) * p.rows for room, p in each if p.segments == most])
-        if empty > WORTH_VECTORS * sum([room * p.rows for room, p in each]):
+        rooms = [(room, p) for room, ps in zip(self._rooms, placed, strict=True) for p in ps]
+        empty = sum([(room - p.fill) * p.rows for room, p in rooms if p.segments == most])
+        if empty > WORTH_VECTORS * sum([room * p.rows for room, p in rooms]):
             other = self._place(counts, self._by_vector)
             assert other is not None, "best fit always ends"
             if self._cost(other) < self._cost(placed):
@@ -147,13 +147,13 @@ class BestFit:
         return self._by_length, placed
 
     def _cost(self, placed: Placed) -> float:
-        each = zip(map(count_rows, placed), self._rules.prices, strict=True)
-        return sum(rows * price for rows, price in each)
+        prices = self._rules.prices
+        return sum(count_rows(rows) * price for rows, price in zip(placed, prices, strict=True))
 
     def _has_gaps(self, packed: Packed) -> bool:
         """Whether the rows of some bucket are more than full ones would be, by `WORTH_EXACT`."""
         for room, patterns in zip(self._rooms.tolist(), packed.patterns, strict=True):
-            fewest = -(-sum([each.fill * each.rows for each in patterns]) // room)
+            fewest = -(-sum([pattern.fill * pattern.rows for pattern in patterns]) // room)
             if count_rows(patterns) > fewest * (1 + WORTH_EXACT):
                 return True
         return False
@@ -174,9 +174,9 @@ class BestFit:
 
             def repack(rows: Sequence[Pattern], to: int = to) -> list[Pattern]:
                 moved = count_segments(rows, len(counts))
-                found = search(moved, to, moved > 0)
-                assert found is not None, "best fit always ends"
-                return found
+                patterns = search(moved, to, moved > 0)
+                assert patterns is not None, "best fit always ends"
+                return patterns
 
             enough, most = FULL_ENOUGH * self._rooms[index], rules.max_segments
             empty = [p for p in placed[index] if p.fill < enough and p.segments != most]
@@ -249,7 +249,9 @@ def _split_surplus(
 ) -> tuple[list[Pattern], list[Pattern]]:
     """Splits off the `surplus` emptiest rows; rows with `max_segments` segments come last."""
     stay, go = [], []
-    for pattern in sorted(patterns, key=lambda each: (each.segments == max_segments, each.fill)):
+    for pattern in sorted(
+        patterns, key=lambda pattern: (pattern.segments == max_segments, pattern.fill)
+    ):
         if moved := min(surplus, pattern.rows):
             go.append(pattern._replace(rows=moved))
             pattern = pattern._replace(rows=pattern.rows - moved)

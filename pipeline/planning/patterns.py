@@ -48,7 +48,8 @@ class Packed:
     def cost(self, prices: Sequence[float]) -> float:
         """The cost of all rows, from the price of a row of each bucket."""
         return sum(
-            count_rows(each) * price for each, price in zip(self.patterns, prices, strict=True)
+            count_rows(patterns) * price
+            for patterns, price in zip(self.patterns, prices, strict=True)
         )
 
     def most_in_row(self, index: int, continuations: np.ndarray) -> tuple[int, int]:
@@ -58,8 +59,8 @@ class Packed:
         """
         patterns, most = self.patterns[index], 0
         if continuations.any():
-            each = [[int(continuations[size]) * n for size, n in p.pieces] for p in patterns]
-            most = max(map(sum, each), default=0)
+            in_rows = [[int(continuations[size]) * n for size, n in p.pieces] for p in patterns]
+            most = max(map(sum, in_rows), default=0)
         return max([pattern.segments for pattern in patterns], default=1), most
 
 

@@ -86,7 +86,7 @@ class Plan:
             long, "split" and "truncate" are errors.
         window: the approximate number of pieces (examples or their parts) that are packed together;
             limits memory and the time to the first batch; default 4,194,304. A larger corpus has
-            several windows, each of blocks from all of it, or of files. Several corpora divide the
+            several windows, each of runs from all of it, or of files. Several corpora divide the
             number, but each has windows of at least 65,536 pieces, if that is less than `window`.
         max_segments: the most segments in a row. Default None: no limit.
         align: every segment begins at a column that is a multiple of this, for kernels that work on
@@ -210,8 +210,8 @@ class Plan:
             ValueError: `changes` is empty, or `Plan` or `after` raises it.
         """
         plan: Plan | None = None
-        for step, each in changes_lib.read(changes, lengths):
-            plan = cls(**each) if plan is None else plan.after(step, **each)
+        for step, keywords in changes_lib.read(changes, lengths):
+            plan = cls(**keywords) if plan is None else plan.after(step, **keywords)
         if plan is None:
             raise InvalidValue(
                 "changes is empty; give at least the entry of step 0, with all options"
@@ -241,9 +241,9 @@ class Plan:
 
     def streams_of(self, corpus: int, step: int | None = None) -> list[Stream]:
         """The streams of a corpus, by its number, of the stages that begin before a step."""
-        stages = [each for each in self.stages if step is None or each.start < max(step, 1)]
-        every = [each.streams[corpus] for each in stages if corpus < len(each.streams)]
-        return list(dict.fromkeys(every))  # some stages share one
+        stages = [stage for stage in self.stages if step is None or stage.start < max(step, 1)]
+        streams = [stage.streams[corpus] for stage in stages if corpus < len(stage.streams)]
+        return list(dict.fromkeys(streams))  # some stages share one
 
     # ---- the data state and the history of a run
 
@@ -258,15 +258,16 @@ class Plan:
         return tuple(stage.entry for stage in self.stages)
 
     @property
-    def counts(self) -> tuple[int, ...]:
+    def examples_per_stage(self) -> tuple[int, ...]:
         """The number of examples in each stage, including those left out."""
         return tuple(stage.members.count for stage in self.stages)
 
     @functools.cached_property
     def identity(self) -> Any:
         """Everything that the batches depend on, as JSON; if the plan changes, a list by stage."""
-        each = [{"from": stage.start, **stage.identity} for stage in self.stages]
-        return self.stages[0].identity if len(each) == 1 else each
+        if len(self.stages) == 1:
+            return self.stages[0].identity
+        return [{"from": stage.start, **stage.identity} for stage in self.stages]
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -336,12 +337,12 @@ class Plan:
 
     def whole_epochs(self, step: int) -> dict[str, int]:
         """The number of epochs of each corpus that end before `step`, by name."""
-        found = dict.fromkeys(self.names, 0)
+        epochs_of = dict.fromkeys(self.names, 0)
         stage = self.last_stage(step - 1)
         # Within a block, epochs that end in it are not over. No step after `step` is looked up.
         block = stage.assembly.block(max(step - 1, 0))
         epochs = stage.schedule.epochs(block.start if step < block.stop else step)
-        return found | dict(zip((stream.name for stream in stage.streams), epochs, strict=True))
+        return epochs_of | dict(zip((stream.name for stream in stage.streams), epochs, strict=True))
 
     # ---- figures
 
@@ -362,7 +363,7 @@ class Plan:
     @property
     def num_examples(self) -> int:
         """Examples of all corpora in the last stage, including those left out."""
-        return self.counts[-1]
+        return self.examples_per_stage[-1]
 
     @property
     def max_position(self) -> int:
@@ -381,7 +382,7 @@ class Plan:
         counts = self.count(self.first, end).batches
         used = {last.options.buckets[number] for number in last.schedule.repeated}
         every = (bucket for stage in self.stages for bucket in stage.options.buckets)
-        return {each: max(counts.get(each, 0), int(each in used)) for each in every}
+        return {bucket: max(counts.get(bucket, 0), int(bucket in used)) for bucket in every}
 
     @property
     def buckets(self) -> tuple[Bucket, ...]:
@@ -392,7 +393,7 @@ class Plan:
         every = {bucket for stage in self.stages for bucket in stage.options.buckets}
         if self.first or len(self.stages) > 1:
             every = {bucket for bucket, number in self.batches_per_bucket.items() if number}
-        return tuple(sorted(every, key=lambda bucket: bucket.order))
+        return tuple(sorted(every, key=lambda bucket: bucket.sort_key))
 
     def most_segments(self) -> dict[Bucket, int]:
         """The most segments that a row of each bucket may have; at least 1."""

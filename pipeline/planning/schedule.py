@@ -60,7 +60,10 @@ class Schedule(abc.ABC):
 
     @abc.abstractmethod
     def at(self, step: int) -> tuple[int, list[tuple[int, int, int]]]:
-        """A step's bucket by number, and its rows: (stream, first row, how many)."""
+        """The shape of a step, which is the number of its bucket; and its rows.
+
+        Rows are of a stream by number, from a first one on: (stream, first row, how many).
+        """
 
     @abc.abstractmethod
     def before(self, step: int) -> Counters:
@@ -146,13 +149,13 @@ class Single(Schedule):
 
     def _find(self, step: int) -> tuple[int, Pass]:
         """How often the pass of a step is over before it, and that pass."""
-        found = self._passes[-1] if step >= self._passes[-1].start else self._passes[0]
-        return (step - found.start) // found.steps, found
+        its_pass = self._passes[-1] if step >= self._passes[-1].start else self._passes[0]
+        return (step - its_pass.start) // its_pass.steps, its_pass
 
     def _epoch_at(self, step: int) -> Epoch:
         times, (first, rows, batches, steps, before) = self._find(step)
         start, kept = first + times * steps, self._epochs
-        if known := [each for each in kept if each.start == start]:
+        if known := [epoch for epoch in kept if epoch.start == start]:
             return known[0]
         phase = 0
         if self._shuffle:
@@ -168,10 +171,10 @@ class Single(Schedule):
         """See `Schedule`."""
         epoch = self._epoch_at(step)
         place = step - epoch.start
-        ((bucket, number, _),) = epoch.quota.between(place, place + 1)
-        rows = int(self._rows_per_batch[bucket])
-        first = int(epoch.begin[bucket]) + number * rows
-        return bucket, [(0, first, min(rows, int(epoch.end[bucket]) - first))]
+        ((shape, number, _),) = epoch.quota.between(place, place + 1)
+        rows = int(self._rows_per_batch[shape])
+        first = int(epoch.begin[shape]) + number * rows
+        return shape, [(0, first, min(rows, int(epoch.end[shape]) - first))]
 
     def before(self, step: int) -> Counters:
         """See `Schedule`."""
@@ -182,8 +185,8 @@ class Single(Schedule):
 
     def epoch_of(self, step: int) -> int:
         """See `Schedule`."""
-        times, found = self._find(step)
-        return found.rows.epoch + times
+        times, its_pass = self._find(step)
+        return its_pass.rows.epoch + times
 
 
 class Taken(NamedTuple):
@@ -220,8 +223,8 @@ class Interval:
         """The batches and rows taken before a step."""
         steps = np.array(self.bucket_quota.before(step - self.start))
         taken = (steps * self.rows_per_batch).tolist()
-        each = zip(self.stream_quotas, taken, strict=True)
-        rows = np.array([quota.before(place) for quota, place in each])
+        of_buckets = zip(self.stream_quotas, taken, strict=True)
+        rows = np.array([quota.before(place) for quota, place in of_buckets])
         return Counters(self.begin.batches + steps, self.begin.rows + rows)
 
     def owed_at(self, step: int) -> list[list[int]]:
@@ -239,10 +242,10 @@ class Interval:
     def at(self, step: int) -> tuple[int, list[tuple[int, int, int]]]:
         """See `Schedule.at`."""
         place = step - self.start
-        ((bucket, number, _),) = self.bucket_quota.between(place, place + 1)
-        rows, base = int(self.rows_per_batch[bucket]), self.begin.rows[bucket].tolist()
-        each = self.stream_quotas[bucket].between(number * rows, (number + 1) * rows)
-        return bucket, [(stream, base[stream] + low, high - low) for stream, low, high in each]
+        ((shape, number, _),) = self.bucket_quota.between(place, place + 1)
+        rows, base = int(self.rows_per_batch[shape]), self.begin.rows[shape].tolist()
+        ranges = self.stream_quotas[shape].between(number * rows, (number + 1) * rows)
+        return shape, [(stream, base[stream] + low, high - low) for stream, low, high in ranges]
 
 
 class Mixture(Schedule):
@@ -274,10 +277,10 @@ class Mixture(Schedule):
         self._intervals: tuple[Interval, ...] = ()  # those that are known by now
         # Streams that had a weight before keep their offset.
         begun = self._epochs_after(self._begin.rows)
-        each = itertools.zip_longest(self._weights, begun, taken.offsets)
+        of_streams = itertools.zip_longest(self._weights, begun, taken.offsets)
         self._offsets = [
             (taken.epoch - own if offset is None else offset) if weight else None
-            for weight, own, offset in each
+            for weight, own, offset in of_streams
         ]
 
     @property
@@ -344,11 +347,14 @@ class Mixture(Schedule):
             stream.whole if (rows >= stream.whole.start).all() else stream.passes[0]
             for stream, rows in zip(self._streams, begin.rows.T, strict=True)
         ]
-        each = enumerate(zip(passes, self._weights, strict=True))
-        rests = [n for n, (rows, weight) in each if weight and not rows.repeats]
+        of_streams = enumerate(zip(passes, self._weights, strict=True))
+        rests = [n for n, (rows, weight) in of_streams if weight and not rows.repeats]
         shares = self._find_shares(passes)
         in_batches = [
-            [sum(each) // n for each, n in zip(of_rows, self._rows_per_batch.tolist(), strict=True)]
+            [
+                sum(of_bucket) // n
+                for of_bucket, n in zip(of_rows, self._rows_per_batch.tolist(), strict=True)
+            ]
             for of_rows in (shares, owed)
         ]
         interval = Interval(
@@ -357,7 +363,7 @@ class Mixture(Schedule):
             owed,
             self._rows_per_batch,
             Quota(in_batches[0], in_batches[1], UNIT),
-            [Quota(each, had, UNIT) for each, had in zip(shares, owed, strict=True)],
+            [Quota(share, had, UNIT) for share, had in zip(shares, owed, strict=True)],
             shares,
             sum(in_batches[0]),
         )

@@ -79,16 +79,16 @@ class Stock:
         if (known := self._batches.get(buckets)) is not None:
             return known
         several = self.scale > 1  # in a sample, more of the batches would lack rows
-        single = tuple(dataclasses.replace(each, rows=1) for each in buckets)
+        single = tuple(dataclasses.replace(bucket, rows=1) for bucket in buckets)
         packer = self.options.packer(self.sizes, single if several else buckets, exactly=False)
         packed = packer.pack(self.counts)
         rows = [packed.rows(index) for index in range(len(buckets))]
-        found: tuple[float, ...] = tuple(
-            each * self.scale / bucket.rows if several else -(-each // bucket.rows)
-            for each, bucket in zip(rows, buckets, strict=True)
+        batches: tuple[float, ...] = tuple(
+            number * self.scale / bucket.rows if several else -(-number // bucket.rows)
+            for number, bucket in zip(rows, buckets, strict=True)
         )
-        self._batches[buckets] = found
-        return found
+        self._batches[buckets] = batches
+        return batches
 
 
 def round_up(value: np.ndarray, multiple: int | np.ndarray) -> np.ndarray:

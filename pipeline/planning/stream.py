@@ -114,31 +114,31 @@ class Rows:
         int64 [windows] and [buckets, windows + 1], which ends with all rows.
         """
         epoch = epoch if self._options.shuffle else 0
-        if (found := self._orders.get(epoch)) is None:
+        if (order := self._orders.get(epoch)) is None:
             windows = np.arange(len(self.windows))
             if self._options.shuffle:
                 windows = permutation(self._bits(Purpose.ORDER, len(windows), epoch=epoch))
             edges = np.pad(np.cumsum(self.windows.rows[:, windows], axis=1), ((0, 0), (1, 0)))
-            found = self._orders[epoch] = windows, edges
+            order = self._orders[epoch] = windows, edges
             for oldest in list(self._orders)[:-ORDERS]:
                 self._orders.pop(oldest, None)
-        return found
+        return order
 
-    def take(self, bucket: int, first: int, count: int) -> FlatRows:
+    def take(self, shape: int, first: int, count: int) -> FlatRows:
         """Up to `count` rows from row `first` of the stream on: those that are in one window.
 
         Segments are spans, as for `merge_spans`, with example numbers of the plan. Once half of a
         window is taken, the next one is filled in the background.
         """
-        epoch, first = self.epoch, first - int(self.start[bucket])
+        epoch, first = self.epoch, first - int(self.start[shape])
         if self.repeats:
-            times, first = divmod(first, int(self.counts[bucket]))
+            times, first = divmod(first, int(self.counts[shape]))
             epoch += times
         windows, edges = self._order(epoch)
-        place = int(edges[bucket].searchsorted(first, side="right")) - 1
-        begin, end = edges[bucket, place : place + 2].tolist()
+        place = int(edges[shape].searchsorted(first, side="right")) - 1
+        begin, end = edges[shape, place : place + 2].tolist()
         last = min(first + count, end)
-        rows = self._window(self._cache.get, epoch, place)[bucket].between(
+        rows = self._window(self._cache.get, epoch, place)[shape].between(
             first - begin, last - begin
         )
         if 2 * (last - begin) > end - begin:
@@ -170,12 +170,12 @@ class Rows:
         if len(windows.pieces) < 1 << 32:
             pieces = pieces.astype(np.uint32)
 
-        def order_rows(bucket: int, segments: np.ndarray, first_pieces: np.ndarray) -> np.ndarray:
+        def order_rows(shape: int, segments: np.ndarray, first_pieces: np.ndarray) -> np.ndarray:
             if not shuffle:
                 return sort_by_group(first_pieces, None)
-            rows = self._rows_per_batch[bucket]
-            missing = -int(edges[bucket, place]) % (rows or 1)  # in a batch that has begun
-            return deal(segments, rows, functools.partial(draw, bucket=bucket), missing)
+            rows = self._rows_per_batch[shape]
+            missing = -int(edges[shape, place]) % (rows or 1)  # in a batch that has begun
+            return deal(segments, rows, functools.partial(draw, bucket=shape), missing)
 
         return [
             FlatRows(times, segments, self._sum_costs(times, segments))
@@ -192,8 +192,8 @@ class Rows:
     def count_times(self, rows: np.ndarray) -> tuple[int, int]:
         """The number of repetitions that are over after some rows of the stream, or have begun."""
         used = self.counts > 0
-        rows, each = np.maximum(rows - self.start, 0)[used], self.counts[used]
-        return int((rows // each).min()), int((-(-rows // each)).max())
+        rows, counts = np.maximum(rows - self.start, 0)[used], self.counts[used]
+        return int((rows // counts).min()), int((-(-rows // counts)).max())
 
     def rest(self, rows: np.ndarray) -> Iterator[np.ndarray]:
         """The spans that remain of epochs in progress after some rows of the stream, by epoch.
@@ -215,21 +215,21 @@ class Rows:
         has_rows = ends > begins
         untouched = np.all(~has_rows | (rows[:, None] <= begins), axis=0)
         over = (~has_rows | (rows[:, None] >= ends)).all(axis=0)
-        found, spans = [NO_EXAMPLES], list[np.ndarray]()
+        pieces, spans = [NO_EXAMPLES], list[np.ndarray]()
         for place in np.flatnonzero(~over).tolist():
             if untouched[place]:
-                found.append(self.windows.pieces_in(int(windows[place])))
+                pieces.append(self.windows.pieces_in(int(windows[place])))
                 continue
-            for bucket, filled in enumerate(self._window(self._cache.get, epoch, place)):
-                first = int(np.clip(rows[bucket] - begins[bucket, place], 0, len(filled)))
+            for shape, filled in enumerate(self._window(self._cache.get, epoch, place)):
+                first = int(np.clip(rows[shape] - begins[shape, place], 0, len(filled)))
                 segments = filled.between(first, len(filled)).segments
                 if segments.shape[1] > 1:
                     whole = self.windows.pieces.locate(segments[:, 0])[2][:, 0]
                     is_part = segments[:, 2] != whole
                     spans.append(self._as_spans(epoch, segments[is_part]))
                     segments = segments[~is_part]
-                found.append(segments[:, 0])
-        whole = np.sort(np.concatenate(found))
+                pieces.append(segments[:, 0])
+        whole = np.sort(np.concatenate(pieces))
         return np.concatenate([self._as_spans(epoch, whole[:, None]), *spans])
 
     def _as_spans(self, epoch: int, segments: np.ndarray) -> np.ndarray:
@@ -249,13 +249,13 @@ class Rows:
         """
         over = self.count_times(rows)[0] if self.repeats else 0
         rows = np.maximum(rows - self.start, 0) - over * self.counts
-        found = list[np.ndarray | None]()
+        files = list[np.ndarray | None]()
         for epoch in range(self.epoch + over, self.epoch + over + 1 + self.repeats):
             windows, edges = self._order(epoch)
             place = int(np.count_nonzero((edges[:, 1:] <= rows[:, None]).all(axis=0)))
             numbers, rows = windows[place:].tolist(), 0 * rows
-            found += [None if self._files is None else self._files[n] for n in numbers]
-        return found
+            files += [None if self._files is None else self._files[n] for n in numbers]
+        return files
 
 
 class Stream:
@@ -367,12 +367,12 @@ class Stream:
     @property
     def identity(self) -> dict[str, Any]:
         """Everything of the corpus on which its rows depend, as JSON."""
-        several = any(len(each.windows) > 1 for each in self.passes)
+        several = any(len(source.windows) > 1 for source in self.passes)
         window = self.options.window if several else None
-        found = {"lengths": self.lengths.digest, "window": window}
+        identity = {"lengths": self.lengths.digest, "window": window}
         if several and self.lengths.files is not None:
-            found["files"] = digest(self.lengths.files)
-        return found
+            identity["files"] = digest(self.lengths.files)
+        return identity
 
     @property
     def max_position(self) -> int:
@@ -381,16 +381,18 @@ class Stream:
 
     # ---- rows
 
-    def take(self, bucket: int, first: int, count: int) -> Iterator[FlatRows]:
-        """Rows `first` to `first + count` of a bucket, divided by window; see `Rows.take`."""
+    def take(self, shape: int, first: int, count: int) -> Iterator[FlatRows]:
+        """Rows `first` to `first + count` of a shape, divided by window; see `Rows.take`."""
         while count:
-            source = next(each for each in reversed(self.passes) if first >= each.start[bucket])
-            yield (rows := source.take(bucket, first, count))
+            source = next(
+                source for source in reversed(self.passes) if first >= source.start[shape]
+            )
+            yield (rows := source.take(shape, first, count))
             first, count = first + len(rows), count - len(rows)
 
     def rest(self, rows: np.ndarray) -> tuple[np.ndarray, int]:
         """What remains after some rows: spans of epochs in progress, and the next whole epoch."""
-        spans = itertools.chain.from_iterable(each.rest(rows) for each in self.passes)
+        spans = itertools.chain.from_iterable(source.rest(rows) for source in self.passes)
         _, begun = self.whole.count_times(rows)
         return merge_spans(np.concatenate([self.lost[:0], *spans])), self.whole.epoch + begun
 
@@ -421,8 +423,8 @@ class Stream:
         """The files of each window after some rows, and of each window of the next epoch."""
         assert self.lengths.files is not None, "the corpus has files"
         every = np.arange(len(self.lengths.files))
-        found = itertools.chain.from_iterable(each.files_from(rows) for each in self.passes)
-        return [every if files is None else files for files in found]
+        known = itertools.chain.from_iterable(source.files_from(rows) for source in self.passes)
+        return [every if files is None else files for files in known]
 
 
 def _compact(values: np.ndarray) -> np.ndarray:
@@ -439,7 +441,7 @@ def expected_positions(streams: Sequence[Stream], epoch: int) -> tuple[np.ndarra
     join. `streams` are those of one corpus in the stages of a plan.
     """
     expected, first = streams[0].lost[:0, 3:], -1
-    if begun := [n for n, each in enumerate(streams) if epoch >= each.whole.epoch]:
+    if begun := [n for n, stream in enumerate(streams) if epoch >= stream.whole.epoch]:
         first = begun[-1]
         expected = streams[first].whole.windows.pieces.positions_per_example()
     for stream in streams[first + 1 :]:
@@ -449,5 +451,5 @@ def expected_positions(streams: Sequence[Stream], epoch: int) -> tuple[np.ndarra
             expected[before:] = stream.lengths.positions_from(before)
         lost = stream.lost[stream.lost[:, 0] == epoch]
         np.subtract.at(expected, lost[:, 1], lost[:, 3:])
-    every = np.concatenate([each.lost for each in streams])
+    every = np.concatenate([stream.lost for stream in streams])
     return expected, every[every[:, 0] == epoch, 1:]

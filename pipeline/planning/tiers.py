@@ -26,17 +26,17 @@ class Tiers(Blocks):
         """See `Batches`: the steps whose rows are dealt together."""
         return self._around(step)
 
-    def _deal(self, bucket: int, division: Division, first: int) -> Division:
+    def _deal(self, shape: int, division: Division, first: int) -> Division:
         """See `Blocks`."""
         rows, of_steps = division
         steps, order = [*of_steps], np.arange(len(of_steps))
         if self._options.shuffle:
-            key = random_key(self._options.seed, "tiers", bucket)
+            key = random_key(self._options.seed, "tiers", shape)
             bits = random_bits(key, Purpose.TIERS, len(steps), window=first)
             order = permutation(bits)
         # By the cost of attention; the other costs of a row depend only on its static length.
-        ranked, found = (-rows.costs).argsort(kind="stable"), dict[int, np.ndarray]()
+        ranked, dealt = (-rows.costs).argsort(kind="stable"), dict[int, np.ndarray]()
         for number in order.tolist():
             count = len(of_steps[steps[number]])
-            found[steps[number]], ranked = np.sort(ranked[:count]), ranked[count:]
-        return rows, found
+            dealt[steps[number]], ranked = np.sort(ranked[:count]), ranked[count:]
+        return rows, dealt

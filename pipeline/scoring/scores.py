@@ -19,7 +19,7 @@ from etils import epath
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pipeline.corpus.interface import AnyCorpus
-from pipeline.corpus.pairs import open_corpus
+from pipeline.corpus.opening import open_corpus
 from pipeline.corpus.stored.parts import json_digest
 from pipeline.errors import (
     InvalidType,
@@ -32,8 +32,9 @@ from pipeline.fs.atomic import atomic_write, directory_lock, make_directory, rem
 from pipeline.history.progress import Progress
 from pipeline.history.step_files import StepFiles
 from pipeline.loading.collate import Positions
+from pipeline.loading.dynamic_context import DynamicContext
 from pipeline.loading.loader import Loader, OrderedOptions, load
-from pipeline.loading.sharding import batch_sharding, parts
+from pipeline.loading.sharding import batch_sharding, multiples
 from pipeline.loading.state import differences
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.options import list_keywords
@@ -76,7 +77,7 @@ def score(
     reduce: str | None = None,
     epoch: int = 0,
     version: str = "",
-    sharding: Mesh | NamedSharding | None = None,
+    sharding: Mesh | NamedSharding | DynamicContext | None = None,
     **options: Unpack[ScoreOptions],
 ) -> pa.Table:
     """A table of `step`'s results: one row for each example, in the order of the corpus.
@@ -140,7 +141,7 @@ def score(
             enter(directory_lock(directory, "scoring", wait=False))
         past = _read_past(directory)
         if options.get("buckets") is None:
-            multiple = parts(batch_sharding(sharding))[0]
+            multiple, _ = multiples(batch_sharding(sharding), "contiguous")
             options.setdefault("row_multiple", past.get("row_multiple") or multiple)
         loader = enter(
             load(corpus, sharding=sharding, shuffle=False, num_epochs=epoch + 1, **options)

@@ -10,7 +10,8 @@ from jax.sharding import Mesh, NamedSharding
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.errors import InvalidValue, counted, name_some, require_one_of, require_type
 from pipeline.loading.batches import Batch, Batches
-from pipeline.loading.sharding import batch_sharding, field_specs, place
+from pipeline.loading.dynamic_context import DynamicContext
+from pipeline.loading.sharding import batch_sharding, field_specs, place, sharding_of
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.options import BySide
 from pipeline.planning.pieces import Overflow
@@ -31,7 +32,7 @@ def pack(
     examples: AnyCorpus,
     buckets: Iterable[Bucket],
     *,
-    sharding: Mesh | NamedSharding | None = None,
+    sharding: Mesh | NamedSharding | DynamicContext | None = None,
     overflow: Overflow = "error",
     align: BySide = 1,
     cost: BySide = 1,
@@ -113,18 +114,17 @@ class Packed:
         ahead: Any = self._batches.with_plans()
         for step in range(len(self)):
             planned, batch = ahead[step]
-            specs = field_specs(batch, sharding, planned.bucket, features)
+            on = sharding_of(sharding, planned.bucket.rows)
+            specs = field_specs(batch, on, planned.bucket, features)
             fields: Any = place(batch, specs, commit=self._commit)
             yield planned, fields
 
     @property
     def specs(self) -> dict[Bucket, dict[str, jax.ShapeDtypeStruct]]:
         """For each bucket, used or not, a `jax.ShapeDtypeStruct` for each field of a batch."""
-        features = self._batches.features
-        return {
-            bucket: field_specs(self._batches.empty(bucket), self._sharding, bucket, features)
-            for bucket in self.plan.buckets
-        }
+        empty, features = self._batches.empty, self._batches.features
+        shardings = {b: sharding_of(self._sharding, b.rows) for b in self.plan.buckets}
+        return {b: field_specs(empty(b), on, b, features) for b, on in shardings.items()}
 
 
 def unpack(

@@ -7,7 +7,7 @@ with CompileLog() as log: …                             what is compiled after
 
 from pipeline.steps import hosts
 from pipeline.steps.compile_log import CompileLog
-from pipeline.steps.compiled import Compiled, keep_programs, programs_table
+from pipeline.steps.compiled import Compiled, keep_programs, on_batch_mesh, programs_table
 from pipeline.steps.hosts import make_mesh
 from pipeline.steps.microbatches import summed
 from pipeline.steps.segments import (
@@ -37,6 +37,7 @@ __all__ = [
     "make_mesh",
     "make_score_step",
     "make_train_step",
+    "on_batch_mesh",
     "programs_table",
     "segment_last",
     "segment_mean",

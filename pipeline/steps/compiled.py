@@ -1,5 +1,6 @@
 """A step compiled ahead of time for every bucket, in as many microbatches as memory requires."""
 
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -8,10 +9,11 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import jax
 from etils import epath
+from jax.sharding import NamedSharding
 
 from pipeline.errors import DoesNotFit, InvalidValue
 from pipeline.fs import is_local
@@ -21,6 +23,8 @@ from pipeline.steps.hosts import maximum, require_agreement
 from pipeline.steps.microbatches import allowed
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # Programs that are compiled at the same time. Each takes host memory: gigabytes for large models.
 AT_ONCE = 4
@@ -37,6 +41,10 @@ class Program:
 
 class Compiled:
     """`step(state, batch)` for a few static shapes, all compiled before the first call.
+
+    Each program is compiled inside `jax.set_mesh` of the mesh that its specs have, which
+    `pipeline.DynamicContext` makes for each bucket. The state stays on its own mesh, which has the
+    same devices: then give `out_shardings`, or a step that is donated is refused.
 
     >>> import jax.numpy as jnp
     >>> specs = {Bucket(rows=2, length=4): {"inputs": jax.ShapeDtypeStruct((2, 4), jnp.int32)}}
@@ -60,11 +68,13 @@ class Compiled:
             report, the least over all hosts. CPUs report none.
         held: other arrays on the devices, like `state`: for a step that takes parameters alone,
             the rest of the training state. They count as memory of every program.
-        **jit_options: passed on to `jax.jit`, for example `out_shardings`.
+        **jit_options: passed on to `jax.jit`, for example `out_shardings`. A `PartitionSpec` there
+            is of the mesh of the specs.
 
     Raises:
         MemoryError: a bucket needs more than the budget, however it is split.
-        ValueError: the state, here or at the first call, holds an array twice, and is donated.
+        ValueError: the state, here or at the first call, holds an array twice, and is donated; or
+            buckets have several meshes, and there are no `out_shardings` for a donated state.
     """
 
     def __init__(
@@ -83,6 +93,13 @@ class Compiled:
         self._unchecked = donate  # whether the next state may still hold an array twice
         if donate:
             _require_own_arrays(state)
+        self._meshes = {bucket: _find_mesh(fields) for bucket, fields in specs.items()}
+        if donate and len({*self._meshes.values()}) > 1 and "out_shardings" not in jit_options:
+            raise InvalidValue(
+                "buckets have several meshes, so each program would return the state on its own, "
+                "and the next one could not take it; give out_shardings=, with the shardings of "
+                "the state, as (jax.tree.map(lambda leaf: leaf.sharding, state), None)"
+            )
         self.budget = budget or device_memory()
         self._step, self._state, self._held = step, state, bytes_on_device(held)
         self._options: dict[str, Any] = jit_options | {"donate_argnums": (0,) if donate else ()}
@@ -114,7 +131,10 @@ class Compiled:
         if number:
             step = functools.partial(step, microbatches=number)
             functools.update_wrapper(step, self._step)
-        return jax.jit(step, **self._options).lower(self._state, dict(self.specs[bucket]))
+        jitted, mesh = jax.jit(step, **self._options), self._meshes[bucket]
+        # Under explicit axes, arrays have their mesh with them.
+        with contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh):
+            return jitted.lower(self._state, dict(self.specs[bucket]))
 
     def _compile(self, lowered: Any, bucket: Bucket, number: int) -> Program:
         begin = time.perf_counter()
@@ -126,6 +146,23 @@ class Compiled:
             f"{show_bytes(program.memory)}"
         )
         return program
+
+    def _require_mesh(self, bucket: Bucket, batch: Mapping[str, Any]) -> None:
+        """Refuses a batch on another mesh, which would run, and may be computed otherwise.
+
+        Steps look at the axes of a mesh, such as a model that compares positions of columns only
+        where `context` divides them.
+        """
+        wanted, found = self._meshes[bucket], _find_mesh(batch)
+        if found is None or wanted is None or found is wanted or found == wanted:
+            return
+        sizes = [{n: k for n, k in mesh.shape.items() if k > 1} for mesh in (found, wanted)]
+        if sizes[0] != sizes[1]:
+            raise InvalidValue(
+                f"{self.name}: the batch is on the mesh {sizes[0]}, and the program of {bucket} is "
+                f"compiled for {sizes[1]}; give loader.specs of the loader of these batches, and "
+                "the same sharding="
+            )
 
     def _fit(self, bucket: Bucket, more: list[int], program: Program) -> Program:
         """`program`, or the first with more microbatches that fits the budget."""
@@ -151,7 +188,8 @@ class Compiled:
         """Runs the program for the batch's shapes.
 
         Raises:
-            ValueError: the fields of the batch, or their shapes or shardings, are not compiled.
+            ValueError: the fields of the batch, or their shapes or shardings, are not compiled, or
+                its mesh is not that of its program.
             TypeError: a field has another dtype.
         """
         shapes = _shapes(batch)
@@ -160,12 +198,46 @@ class Compiled:
             self._unchecked = False
         for bucket, specs in self.specs.items():
             if _shapes(specs) == shapes:
+                self._require_mesh(bucket, batch)
                 return self.programs[bucket].run(state, dict(batch))
         raise InvalidValue(
             f"{self.name}: no program takes the shapes {shapes}; batches must come from a plan "
             f"with the buckets {', '.join(map(str, self.specs))}, and have the fields "
             f"{', '.join(next(iter(self.specs.values())))}"
         )
+
+
+def on_batch_mesh(step: Callable[..., T]) -> Callable[..., T]:
+    """A step of your own that runs inside `jax.set_mesh` of the mesh of each batch.
+
+    `step` is a function of `jax.jit` or `nnx.jit`, whose last positional argument is a batch of a
+    loader; it is compiled for each bucket. With `pipeline.DynamicContext`, give it `out_shardings`
+    for the state, whose arrays would otherwise move to the mesh of each bucket.
+
+    Raises:
+        ValueError: no field of the batch is on a mesh.
+    """
+
+    @functools.wraps(step)
+    def run(*arguments: Any, **options: Any) -> T:
+        mesh = _find_mesh(arguments[-1])
+        if mesh is None:
+            raise InvalidValue(
+                "no field of the batch, the last argument, is on a mesh with AxisType.Auto; load "
+                "with sharding=, or call the step without on_batch_mesh"
+            )
+        with jax.set_mesh(mesh):
+            return step(*arguments, **options)
+
+    return run
+
+
+def _find_mesh(fields: Mapping[str, Any]) -> jax.sharding.Mesh | None:
+    """The mesh of the fields of a batch or of their specs; None: none, or with explicit axes."""
+    shardings = [getattr(field, "sharding", None) for field in fields.values()]
+    found = (s.mesh for s in shardings if isinstance(s, NamedSharding))
+    mesh = next((mesh for mesh in found if isinstance(mesh, jax.sharding.Mesh)), None)
+    return None if mesh is None or mesh.explicit_axes else mesh
 
 
 def _shapes(arrays: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

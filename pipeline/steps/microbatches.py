@@ -9,15 +9,16 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from pipeline.errors import InvalidValue, require_whole
 from pipeline.fields.arrays import with_auto_axes
-from pipeline.loading.sharding import parts
+from pipeline.loading.dynamic_context import DynamicContext
+from pipeline.loading.sharding import parts, sharding_of
 
 T = TypeVar("T")
 
 # The sharding of the fields of a batch; None on one device.
-Sharding = NamedSharding | None
+Sharding = NamedSharding | DynamicContext | None
 
 
-def allowed(rows: int, sharding: Sharding) -> list[int]:
+def allowed(rows: int, sharding: NamedSharding | None) -> list[int]:
     """The numbers of microbatches that a batch can be split into, ascending.
 
     Each device splits its own rows.
@@ -29,7 +30,9 @@ def allowed(rows: int, sharding: Sharding) -> list[int]:
     return [number for number in range(1, share + 1) if share % number == 0]
 
 
-def split(batch: Mapping[str, Any], number: int, sharding: Sharding) -> dict[str, jax.Array]:
+def split(
+    batch: Mapping[str, Any], number: int, sharding: NamedSharding | None
+) -> dict[str, jax.Array]:
     """The fields `[rows, …]` as `[number, rows / number, …]`, without a transfer.
 
     Each device cuts the rows that it holds, so microbatch `k` is the `k`-th part of every device.
@@ -74,17 +77,18 @@ def summed(
         params: the parameters.
         batch: fields of the global batch, rows first.
         microbatches: the number of parts, computed one after another; only one is in memory.
-        sharding: the `NamedSharding` of the fields.
+        sharding: the `NamedSharding` of the fields, or the `DynamicContext`.
     """
     rows = len(next(iter(batch.values())))
-    if require_whole("microbatches", microbatches, 1) not in (numbers := allowed(rows, sharding)):
+    on: NamedSharding | None = sharding_of(sharding, rows)
+    if require_whole("microbatches", microbatches, 1) not in (numbers := allowed(rows, on)):
         raise InvalidValue(
             f"microbatches is {microbatches}, and a batch has {rows} rows, of which each device "
             f"splits its own; it must be one of {', '.join(map(str, numbers))}"
         )
     if microbatches == 1:
         return function(params, batch)
-    stacked = split(batch, microbatches, sharding)
+    stacked = split(batch, microbatches, on)
 
     def one(params: Any, stacked: Mapping[str, jax.Array]) -> Any:
         return function(params, {name: field[0] for name, field in stacked.items()})

@@ -229,7 +229,8 @@ def make_train_step(
             vanish. It adjusts itself. None: no factor.
         most_segments: the most segments in a row, from `plan.most_segments()`: the step returns
             the loss of each segment. None: it does not.
-        sharding: the `NamedSharding` of the fields of a batch; None on one device.
+        sharding: the `NamedSharding` of the fields of a batch, or the `DynamicContext`; None on one
+            device.
 
     Returns:
         `init(params)`: the state, a dict of `params`, `optimizer`, `steps` (the number of finite

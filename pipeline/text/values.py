@@ -1,10 +1,12 @@
 """Values: what a field may hold where a text is due; and notes of what is not trained on."""
 
+import collections
+import contextlib
 import contextvars
 import decimal
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -126,8 +128,8 @@ def _as_number(text: str) -> float:
 def _as_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        counts = collections.Counter(name for name, _ in pairs)
+        twice = next(name for name, count in counts.items() if count > 1)
         raise InvalidValue(f"it has the key {twice!r} twice; keep one of the two values")
     return found
 
@@ -162,7 +164,7 @@ _notes: contextvars.ContextVar[dict[str, str] | None] = contextvars.ContextVar("
 
 
 def note(about: str, example: str) -> None:
-    """Notes that a record has something that is not trained on; `prepare` counts such records.
+    """Notes that a record has something that is not trained on, when `prepare` looks at a sample.
 
     Args:
         about: what it is, after "5 of 20 records": "have turns with 'reasoning', which …".
@@ -172,8 +174,28 @@ def note(about: str, example: str) -> None:
         notes.setdefault(about, example)
 
 
-def collect_notes() -> dict[str, str]:
-    """The dict that `note` writes to from now on, in this thread; clear it after each record."""
+def is_inspecting() -> bool:
+    """Whether the record that is read now is one of a sample, for which more may be looked at.
+
+    What a template leaves out is found so, as by spelling a record again without a field.
+    """
+    return _notes.get(None) is not None
+
+
+@contextlib.contextmanager
+def collect_notes() -> Iterator[dict[str, str]]:
+    """The dict that `note` writes to inside the block, in this thread; see `take_notes`."""
     notes: dict[str, str] = {}
-    _notes.set(notes)
-    return notes
+    before = _notes.set(notes)
+    try:
+        yield notes
+    finally:
+        _notes.reset(before)
+
+
+def take_notes() -> dict[str, str]:
+    """The notes of the record that was read last; none if they are not collected."""
+    notes = _notes.get(None) or {}
+    found = dict(notes)
+    notes.clear()
+    return found

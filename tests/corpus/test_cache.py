@@ -212,6 +212,31 @@ def test_fetching_goes_on_after_an_error_of_any_kind(corpus, tmp_path, monkeypat
     assert "KeyError: 'a defect'" in caplog.text
 
 
+def test_fetching_goes_on_after_a_demand_that_fails(corpus, tmp_path, caplog):
+    _, cache = cached(corpus, tmp_path, 2)
+    every, errors = np.arange(cache.num_parts), [KeyError("a defect")] * 20
+
+    def demand():
+        if errors:
+            raise errors.pop()
+        return [every]
+
+    cache.follow(demand)
+    wait_for(lambda: not errors and all(map(cache.has, every.tolist())))
+    assert caplog.text.count("KeyError: 'a defect'") == 1
+
+
+def test_a_demand_that_always_fails_leaves_others_alone(corpus, tmp_path):
+    _, cache = cached(corpus, tmp_path, 2)
+
+    def fail():
+        raise ValueError("always")
+
+    cache.follow(fail)
+    every = follow(cache)
+    wait_for(lambda: all(cache.has(part) for part in every))
+
+
 def test_damaged_lengths_are_fetched_again_and_those_of_the_corpus_are_named(corpus, tmp_path):
     _, cache = cached(corpus, tmp_path / "cache", 2)
     copy, there = cache.directory / "lengths.npy", tmp_path / "corpus"

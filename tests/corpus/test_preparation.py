@@ -206,14 +206,29 @@ def test_a_lock_is_neither_emptied_nor_followed(tmp_path):
 
 def test_a_worker_that_dies_gives_a_sentence(source, run):
     process = run(workers=2, delay=0.2)
-    wait_for(lambda: Path(f"{source.files[0]}.log").exists() and log_of(source))
-    pid = log_of(source)[0][0]
-    assert pid != process.pid
+    log = Path(f"{source.files[0]}.log")  # the process itself looks at a sample first
+    wait_for(lambda: log.exists() and {pid for pid, _ in log_of(source)} - {process.pid})
+    (pid, *_) = {pid for pid, _ in log_of(source)} - {process.pid}
     os.kill(pid, signal.SIGKILL)
     error = process.communicate(timeout=60)[1]
     assert process.returncode == 1
     assert "InvalidState: a worker died while tokenising" in error
     assert "run again to finish" in error
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_a_lack_of_memory_is_a_sentence_and_no_record_is_left_out(on_error, source, tmp_path):
+    def fail(record):
+        if record["text"] == LINES[100]:
+            raise MemoryError
+        return [(record["text"], 1.0)]
+
+    template = Function(fail, fingerprint="1")
+    with pytest.raises(MemoryError, match="not enough memory to tokenise; use fewer workers"):
+        prepare(
+            *(source, Bytes(), tmp_path / "c"),
+            template=template, on_error=on_error, num_workers=0, progress=False,
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ["as long", "gone", "share", "records"])
@@ -250,6 +265,22 @@ def test_a_source_that_is_edited_while_it_is_read_makes_no_corpus(kind, source, 
     if kind != "gone":  # nothing of it is in the way of what the source is now
         again = Records(LINES) if kind == "records" else TextFiles(path)
         assert len(prepare_job(make(again), directory, progress=False)) == len(list(again))
+
+
+def test_a_source_that_is_touched_while_it_is_read_loses_no_part(source, tmp_path):
+    path, here = Path(source.files[0]), engines.Processes(0)
+
+    def touch(record):
+        """Leaves the record as it is, and touches the source."""
+        if record["text"] == LINES[100]:
+            os.utime(path, (1, 1))
+        return [(record["text"], 1.0)]
+
+    job = Job(source, Bytes(), template=Function(touch, fingerprint="1"))
+    corpus = prepare_job(job, tmp_path / "corpus", engine=here, progress=False)
+    again = Job(TextFiles(path), Bytes(), template=Function(touch, fingerprint="1"))
+    whole = prepare_job(again, tmp_path / "whole", engine=here, progress=False)
+    assert contents(corpus.directory) == contents(whole.directory)
 
 
 def test_a_fingerprint_that_is_never_the_same_is_found_before_the_work(tmp_path):

@@ -20,6 +20,7 @@ RULES = {
     "corpus/preparing/preparation.py:_discarding": f"{OWN_NAME} a corpus that it began there",
     "corpus/stored/writer.py:Writer._remove_rest": f"{OWN_NAME} a corpus: unsealed parts",
     "fs/atomic.py:_link": "its own temporary name, of 32 random digits",
+    "fs/atomic.py:_rename_once": "an empty folder that marks its turn, or that of a killed process",
     "fs/atomic.py:remove_leftovers": "temporary names of a finished corpus or a locked run",
     "fs/atomic.py:atomic_write": "its own temporary name, of 32 random digits",
     "fs/atomic.py:remove_files": "names that the caller gives as a pattern of its own files",

@@ -128,7 +128,7 @@ def test_a_small_share_is_had_over_phases_of_any_length(steps):
 def test_another_corpus_joins_at_its_step():
     two = {name: SOURCES[name] for name in FEW}
     grown = Plan(two, BUCKETS, weights=FEW).after(60, weights=WEIGHTS, lengths=SOURCES)
-    assert grown.counts == (210, 300)
+    assert grown.examples_per_stage == (210, 300)
     assert grown.count(60, 260).shares == pytest.approx(WEIGHTS, abs=0.01)
     phases = [(0, FEW), (60, WEIGHTS)]
     assert Plan(SOURCES, BUCKETS, weights=phases).fingerprint == grown.fingerprint
@@ -205,3 +205,10 @@ def test_a_mixture_made_today_is_the_mixture_made_next_year():
     expected = ["74df08551a560965", "7f2be14d37b6691f", "e10a5ec86b4ce350"]
     assert digests(mixture, (0, 300, 10**9)) == expected
     assert digests(mixture.after(5, seed=4), [5]) == ["6257afe4eccbbd31"]
+
+
+def test_names_of_corpora_and_sides_are_text_as_in_a_state():
+    with pytest.raises(ValueError, match="1, 'a'; names must be text"):
+        Plan({1: [4], "a": [5]}, [Bucket(1, 8)], weights={1: 1, "a": 1})
+    plan = Plan({1: [4, 3], "a": [2, 2]}, [Bucket(1, {1: 8, "a": 8})], overflow="drop")
+    assert (plan.buckets[0].names, plan.num_batches()) == (("1", "a"), 1)

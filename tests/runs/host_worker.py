@@ -8,6 +8,7 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from etils import epath
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -15,7 +16,7 @@ import pipeline
 import pipeline.scoring.scores
 from pipeline.errors import Late
 from pipeline.loading.exchange import Exchange
-from pipeline.steps import hosts
+from pipeline.steps import Compiled, hosts, make_train_step
 from pipeline.text.sources import TextFiles
 from pipeline.text.tokenizers import Bytes
 from tests.meshes import mesh_of
@@ -23,6 +24,8 @@ from tests.meshes import mesh_of
 
 def layout(asked):
     mesh = mesh_of(order=asked.get("order"), **asked["mesh"])
+    if "dynamic" in asked:
+        return mesh, pipeline.DynamicContext(mesh)
     return mesh, NamedSharding(mesh, PartitionSpec(*asked["spec"])) if "spec" in asked else mesh
 
 
@@ -51,6 +54,40 @@ def batches(asked):
         for batch in loader:
             answer["hashes"].append(hash_of(batch, mesh))
             answer["states"].append(loader.get_state())
+    return answer
+
+
+def train(asked):
+    """The losses and parameters of steps of linear attention over rows that processes share."""
+    mesh, sharding = layout(asked)
+    buckets = [pipeline.Bucket(*b) for b in asked["buckets"]]
+
+    def loss(params, batch):
+        x = params[batch["inputs"]]
+        sees = pipeline.attention_mask(batch)
+        x = x + jnp.einsum("bqk,bkd->bqd", sees.astype(x.dtype), x) / 9
+        nll = -jnp.take_along_axis(
+            jax.nn.log_softmax(x @ params.T), batch["targets"][..., None], axis=-1
+        )
+        return (nll[..., 0] * batch["loss_weights"]).sum(), batch["loss_weights"].sum()
+
+    init, step = make_train_step(loss, optax.sgd(0.5), sharding=sharding)
+    table = np.random.default_rng(0).normal(size=(99, 8)).astype(np.float32) / 9
+    whole = NamedSharding(mesh, PartitionSpec())
+    state = jax.tree.map(lambda leaf: jax.device_put(np.asarray(leaf), whole), init(table))
+    answer = {"losses": [], "rows": [], "processes": []}
+    options = {"num_epochs": 1, "sharding": sharding, "context_order": asked["context_order"]}
+    with pipeline.load(asked["corpus"], buckets=buckets, **options) as loader:
+        program = Compiled(step, state, loader.specs, donate=True, out_shardings=whole)
+        for batch in loader:
+            state, values = program(state, batch)
+            answer["losses"].append(float(values["loss"]))
+            (devices,) = {
+                tuple(shard.index[0].indices(batch["inputs"].shape[0]))
+                for shard in batch["inputs"].addressable_shards
+            }
+            answer["rows"].append([loader.planned.bucket.rows, devices[1] - devices[0]])
+    answer["sum"] = float(jnp.abs(state["params"]).sum())
     return answer
 
 
@@ -171,7 +208,7 @@ def several(asked):
     return [DO[job["do"]](job) for job in own]
 
 
-JOBS = batches, exchange, agree, share, prepare, fail, count, score, stop, several
+JOBS = batches, train, exchange, agree, share, prepare, fail, count, score, stop, several
 DO = {job.__name__: job for job in JOBS}
 
 

@@ -63,6 +63,15 @@ def ask(folder):
         count: {f"text{n}": text | layout for n, layout in enumerate(layouts)}
         for count, layouts in LAYOUTS.items()
     }
+    # On two processes, a row of the second bucket spans both; on four, one of the third all.
+    mesh = {1: {"data": 1}, 2: {"data": 2}, 4: {"data": 2, "fsdp": 2}}
+    dynamic = {"dynamic": True, "buckets": [[4, 16], [2, 32], [1, 64]]}
+    for count in LAYOUTS:
+        shared = dynamic | {"mesh": mesh[count]}
+        jobs[count]["dynamic text0"] = text | shared
+        for order in ("contiguous", "zigzag"):
+            again = {"do": "train", "context_order": order}
+            jobs[count][f"train {order}"] = text | shared | again
     jobs[1]["pairs0"] = both | LAYOUTS[1][0]
     jobs[4]["pairs3"] = both | LAYOUTS[4][3]
     alone = {str(n): {"directory": str(folder / f"disk{n}")} for n in (0, 1)}
@@ -92,11 +101,24 @@ def ask(folder):
 GLOBAL = [(count, f"text{n}") for count in (2, 4) for n in range(len(LAYOUTS[count]))]
 
 
-@pytest.mark.parametrize(("count", "job"), [*GLOBAL, (4, "pairs3")])
+@pytest.mark.parametrize(
+    ("count", "job"), [*GLOBAL, (4, "pairs3"), (2, "dynamic text0"), (4, "dynamic text0")]
+)
 def test_global_batches_are_those_of_one_process(answers, count, job):
     (alone,) = answers[1][job[:-1] + "0"]
     assert all(answer == alone for answer in answers[count][job])
     assert len(alone["hashes"]) == 2 * alone["steps_per_epoch"] > 6
+
+
+@pytest.mark.parametrize("order", ["contiguous", "zigzag"])
+@pytest.mark.parametrize("count", [2, 4])
+def test_processes_that_share_a_row_have_the_losses_of_one(answers, count, order):
+    (alone,) = answers[1]["train contiguous"]
+    for answer in answers[count][f"train {order}"]:
+        assert answer["losses"] == pytest.approx(alone["losses"], abs=1e-5)
+        assert answer["sum"] == pytest.approx(alone["sum"], rel=1e-5)
+        rows = {tuple(each) for each in answer["rows"]}
+        assert rows >= {(4, 4 // count), (1, 1)}  # the one row of a batch is on every process
 
 
 def test_a_process_that_differs_is_named_on_all_of_them(answers):

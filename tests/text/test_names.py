@@ -71,6 +71,25 @@ def test_a_name_that_exists_is_that_file_and_others_are_globs(names, texts, fold
     assert [record["text"] for record in absolute] == texts
 
 
+def test_linked_folders_are_read_once(folder, caplog):
+    outside = folder.parent / "outside"
+    (outside / "more").mkdir(parents=True)
+    (outside / "more" / "out.txt").write_text("out")
+    os.symlink(outside, "deep/again")
+    os.symlink(outside / "more", "deep/in/more")
+    os.symlink(folder / "deep" / "in", "deep/aa")  # sorts before the folder itself
+    os.symlink(folder, "deep/in/er/circle")
+    (folder / "deep" / ".git" / "x.txt").write_text("hidden")
+    found = find("deep/**/*.txt")
+    names = [str(path) for path in found]
+    assert names[:3] == ["deep/1.txt", "deep/again/more/out.txt", "deep/in/2.txt"]
+    assert {path.read_text() for path in found} >= {"1", "2", "3", "out", "a", "wrong"}
+    assert "hidden" not in {path.read_text() for path in found}
+    assert len({os.path.realpath(path) for path in found}) == len(found)
+    assert "given twice" not in caplog.text
+    assert [path.read_text() for path in find("deep/in/**/2.txt")] == ["2"]
+
+
 def test_a_file_that_is_given_twice_is_read_once_and_named_by_both(folder, caplog):
     os.symlink("a.txt", "link.txt")
     os.link("a.txt", "hard.txt")

@@ -1,5 +1,6 @@
 """Tables give the rows that they hold, in every layout, and read only the columns asked for."""
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -7,9 +8,10 @@ import pyarrow as pa
 import pytest
 
 from pipeline.text import templates
+from pipeline.text.sources import ArrowFiles, tables
 from pipeline.text.sources import source as sizes
 from pipeline.text.sources.source import text_of
-from tests.text.record_files import write_table
+from tests.text.record_files import save_to_disk, write_table
 
 TURN = pa.struct([("role", pa.dictionary(pa.int8(), pa.string())), ("content", pa.string_view())])
 CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yo"}]
@@ -69,9 +71,9 @@ def test_columns_that_nobody_asks_for_are_not_read_and_stop_nothing(kind, tmp_pa
     source = write_table(tmp_path / f"a.{kind}", table)
     rows = list(source)
     assert [row["text"] for row in rows] == ["a", "b", "c"]
-    assert source._asked == {"text"}
+    assert source.format._asked == {"text"}
     assert templates.fill(lambda row: [(row["text"], 1.0)], rows[0])["inputs"] == [[("a", 1.0, {})]]
-    assert source._asked == {"text"}
+    assert source.format._asked == {"text"}
     assert (len(rows[0]), list(rows[0])[2]) == (6, "bad")
     assert ("bad" in rows[0], "none" in rows[0]) == (True, False)
     for name in ("when", "day", "bad"):
@@ -92,10 +94,10 @@ def test_a_row_group_is_read_in_batches_and_goes_on_when_other_columns_are_asked
     table = pa.table({name: [f"{name} {row} " * 9 for row in range(300)] for name in "abc"})
     source = write_table(tmp_path / "a.parquet", table, rows=300, use_dictionary=False)
     reads = []
-    file = source._open_file(source.files[0])
+    file = source.format.open_file(source.files[0])
     read = file.read
-    source._latest = (
-        source._latest[0],
+    source.format._latest = (
+        source.format._latest[0],
         file._replace(read=lambda *how: reads.append(how) or read(*how)),
     )
     due = table.to_pylist()
@@ -119,3 +121,72 @@ def test_threads_read_the_same_file_at_once(tmp_path, monkeypatch):
         with ThreadPoolExecutor(4) as pool:
             seen = list(pool.map(lambda _, s=source: [row["text"] for row in s], range(4)))
         assert seen == [table["text"].to_pylist()] * 4
+
+
+def test_a_compressed_stream_is_read_a_batch_at_a_time(tmp_path):
+    rows, batches = 1 << 14, 40
+    schema = pa.schema([("text", pa.string()), ("n", pa.int64())])
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_stream(str(tmp_path / "a.arrow"), schema, options=options) as writer:
+        for number in range(batches):
+            columns = [["x" * 200] * rows, np.full(rows, number)]
+            writer.write_batch(pa.record_batch(columns, schema=schema))
+    pool = pa.default_memory_pool()
+    source, before, most, seen = ArrowFiles(tmp_path / "a.arrow"), pool.bytes_allocated(), 0, 0
+    for row in source:
+        if seen % rows == 0:
+            assert (row["n"], len(row["text"])) == (seen // rows, 200)
+            most = max(most, pool.bytes_allocated() - before)
+        seen += 1
+    assert seen == rows * batches
+    assert most < 4 * 200 * rows  # of forty
+
+
+def test_a_batch_that_is_far_larger_than_its_file_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "LIMIT", 1 << 20)
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    table = pa.table({"text": ["x" * (1 << 22)]})
+    for name, new in (("a", pa.ipc.new_file), ("b", pa.ipc.new_stream)):
+        with new(str(tmp_path / f"{name}.arrow"), table.schema, options=options) as writer:
+            writer.write_table(table)
+        with pytest.raises(ValueError, match=r"cannot be read as Arrow: record batch 0 holds"):
+            [row["text"] for row in ArrowFiles(tmp_path / f"{name}.arrow")]
+
+
+@pytest.mark.parametrize("kind", ["stream", "file"])
+def test_batches_of_an_arrow_file_are_read_from_any_shard(kind, tmp_path, monkeypatch):
+    for name, size in (("LEAST", 300), ("BLOCK", 100)):
+        monkeypatch.setattr(sizes, name, size)
+    new = pa.ipc.new_stream if kind == "stream" else pa.ipc.new_file
+    schema = pa.schema([("text", pa.string())])
+    counts = [0, 3, 1, 0, 40, 2, 0]
+    with new(str(tmp_path / "a.arrow"), schema) as writer:
+        for number, count in enumerate(counts):
+            texts = [f"{number} {each}" for each in range(count)]
+            writer.write_batch(pa.record_batch([texts], schema=schema))
+    due = [f"{number} {each}" for number, count in enumerate(counts) for each in range(count)]
+    source = ArrowFiles(tmp_path / "a.arrow")
+    shards = source.shards()
+    assert len(shards) > 1
+    found = [
+        [
+            (row["text"], place[1])
+            for block in source.read(each)
+            for row, place in zip(block.records, block.places, strict=True)
+        ]
+        for each in reversed(shards)
+    ]
+    assert [each for of in reversed(found) for each in of] == list(zip(due, range(46), strict=True))
+
+
+@pytest.mark.parametrize("name", ["../a.arrow", "/etc/passwd", "..", "", "a\\b.arrow"])
+def test_a_saved_data_set_names_no_file_outside_of_it(name, tmp_path):
+    folder = tmp_path / "saved"
+    save_to_disk(folder, {"a.arrow": [{"text": "inside"}]})
+    save_to_disk(tmp_path, {"a.arrow": [{"text": "outside"}]})
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name}]}))
+    with pytest.raises(ValueError, match=r"state\.json names .*, which is no file or folder"):
+        ArrowFiles(folder)
+    (folder / "dataset_dict.json").write_text(json.dumps({"splits": [name]}))
+    with pytest.raises(ValueError, match=r"dataset_dict\.json names .*, which is no file"):
+        ArrowFiles(folder)

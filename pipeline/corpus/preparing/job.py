@@ -5,7 +5,6 @@ import functools
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias, cast, get_args
 
-from pipeline.corpus.groups import add_parents
 from pipeline.corpus.tasks import (
     A_TASK,
     ARRAYS,
@@ -14,6 +13,7 @@ from pipeline.corpus.tasks import (
     OF_PAIRS,
     TARGETS,
     Task,
+    add_parents,
     divide_features,
 )
 from pipeline.errors import InvalidType, InvalidValue, require_one_of, require_type
@@ -23,6 +23,7 @@ from pipeline.text.features import OF, Feature, check_features
 from pipeline.text.sources import Sharded, Source
 from pipeline.text.sources.source import sharded
 from pipeline.text.templates import Template
+from pipeline.text.templates.template import traits_of
 from pipeline.text.tokenizers import Tokenizer
 
 OnError: TypeAlias = Literal["raise", "skip"]
@@ -51,8 +52,8 @@ class Job:
         task: decides the fields and the lengths; see `pipeline.corpus.tasks`.
         on_error: "raise" (default) ends the work at a record that fails. "skip" makes it an example
             without tokens, which no batch has, and lists it in `skipped.jsonl`.
-        strict: whether a record fails if its tokens do not decode to its text, among the first of
-            each shard, rather than being counted.
+        strict: whether it is an error if the tokens of a record do not decode to its text, in a
+            sample of the records, rather than being counted.
         loss: the side of arrays that carries the loss, if one does; see `Sides`.
 
     Raises:
@@ -77,7 +78,7 @@ class Job:
         require_type("field", self.field, str, "the name of a field of records")
         require_type("loss", self.loss, str | None, "the name of a side, or None")
         if self.task != CAUSAL and self.tasks != [self.task]:
-            made = "pairs" if hasattr(self.template, "sides") else "groups"
+            made = "pairs" if traits_of(self.template).sides else "groups"
             raise InvalidValue(
                 f"the template {templates.fingerprint(self.template)} makes {made}, which are of "
                 f"the task 'causal', and the task is {self.task.name!r}; leave task= out"
@@ -103,7 +104,7 @@ class Job:
     @property
     def nodes(self) -> int:
         """The number of examples that are stored of a record: 1, or the nodes of a group."""
-        return templates.count_nodes(self.template)
+        return traits_of(self.template).nodes
 
     @functools.cached_property
     def tasks(self) -> list[Task]:
@@ -112,14 +113,13 @@ class Job:
             return []
         if self.nodes > 1:
             return [GROUPS]
-        names = getattr(self.template, "sides", ())
-        return [OF_PAIRS[name] for name in names] or [self.task]
+        return [OF_PAIRS[name] for name in traits_of(self.template).sides] or [self.task]
 
     @functools.cached_property
     def sides(self) -> dict[str, dict[str, Feature]]:
         """The features of each side of the stored examples; those of tokens first."""
         given = self.features
-        known = check_features(getattr(self.template, "features", None) if given is None else given)
+        known = check_features(traits_of(self.template).features if given is None else given)
         if self.nodes > 1:
             known = add_parents(GROUPS.check(known))
         if self.tokenizer is None and all(feature.of in OF for feature in known.values()):
@@ -130,11 +130,11 @@ class Job:
         return divide_features(self.tasks, known)
 
     @functools.cached_property
-    def fields(self) -> dict[str, str] | None:
+    def fields(self) -> Mapping[str, str] | None:
         """The field that is the text of each side of tokens; None if a template makes spans."""
         if self.template is None:
             return {task.side: self.field for task in self.tasks}
-        return self.template.fields if isinstance(self.template, templates.Pair) else None
+        return traits_of(self.template).fields
 
     def task_of(self, side: str) -> Task:
         """The task of a side."""

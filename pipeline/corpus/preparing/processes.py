@@ -65,6 +65,14 @@ class Processes:
                     yield future.result()
 
 
+def worker_died(advice: str) -> InvalidState:
+    """The error of work whose process was killed, as a system does that has no memory left."""
+    return InvalidState(
+        f"a worker died while tokenising. If it was killed for lack of memory, {advice}. Finished "
+        "work is kept; run again to finish"
+    )
+
+
 def refuse_import() -> None:
     """Stops a worker that imports the script that started it: it would wait forever."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
@@ -113,10 +121,7 @@ def workers(function: Callable[[Any], Any], number: int) -> Iterator[Callable[[A
         try:
             yield submit
         except BrokenProcessPool as error:
-            raise InvalidState(
-                "a worker died while tokenising. If it was killed for lack of memory, use fewer "
-                f"workers; if this is a script, {GUARD}. Finished work is kept; run again to finish"
-            ) from error
+            raise worker_died(f"use fewer workers; if this is a script, {GUARD}") from error
         finally:
             main.update(typed)
             if os.getpid() == started_in:  # in a forked child, the processes are its parent's

@@ -228,20 +228,12 @@ class PartCache(Handles, PartStore):
                 if not self._fetch(wanted, needed):
                     time.sleep(PAUSE)
             except Exception as error:
-                with self._lock:  # a failure is logged once, by one thread
-                    new = str(error) not in self._failures
-                    self._failures.add(str(error))
-                if new:
-                    logger.warning(
-                        "fetching from %s into %s failed, and is tried again every %d s: %s",
-                        *(os.fspath(self.source), self.directory, AFTER_FAILURE, error),
-                        exc_info=not isinstance(error, OSError | UserError),
-                    )
+                self._log_failure(error)
                 time.sleep(AFTER_FAILURE)
 
     def _ask(self) -> np.ndarray | None:
         """For each part the window that needs it first, or `NEVER`; None ends the thread."""
-        said = [(demand, demand()) for demand in list(self._demands)]
+        said = [(demand, self._call(demand)) for demand in list(self._demands)]
         with self._lock:
             over = [demand for demand, windows in said if windows is None]
             self._demands = [demand for demand in self._demands if demand not in over]
@@ -254,6 +246,26 @@ class PartCache(Handles, PartStore):
                 needed[numbers] = np.minimum(needed[numbers], place)
         self._needed = needed
         return needed
+
+    def _call(self, demand: Demand) -> Sequence[np.ndarray] | None:
+        """What a demand returns; nothing while it fails, so that later parts are fetched again."""
+        try:
+            return demand()
+        except Exception as error:
+            self._log_failure(error)
+            return ()
+
+    def _log_failure(self, error: Exception) -> None:
+        """Logs a failure once, by one thread."""
+        with self._lock:
+            new = str(error) not in self._failures
+            self._failures.add(str(error))
+        if new:
+            logger.warning(
+                "fetching from %s into %s failed, and is tried again every %d s: %s",
+                *(os.fspath(self.source), self.directory, AFTER_FAILURE, error),
+                exc_info=not isinstance(error, OSError | UserError),
+            )
 
     def _tell(self, needed: np.ndarray) -> None:
         """Logs that the first window has no room."""

@@ -16,6 +16,7 @@ from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import as_path, is_local
 from pipeline.fs.fork import Handles
 from pipeline.text.sources import files
+from pipeline.text.sources.content import LIMIT, RATIO
 from pipeline.text.sources.source import Piece
 from pipeline.text.values import decode_bytes
 
@@ -24,18 +25,27 @@ ROW = 64
 
 
 class _File(NamedTuple):
-    """An open file: its columns, the rows and bytes of each group, and a function.
+    """An open file.
 
-    That reads some columns of a group: `read(group, first row, rows, columns)`.
+    Attributes:
+        names: its columns.
+        groups: the first row of each group, its rows, and its bytes.
+        read: reads columns of a group: `read(group, first row in it, rows, columns)`.
     """
 
     names: list[str]
-    groups: list[tuple[int, int]]
+    groups: list[tuple[int, int, int]]
     read: Callable[[int, int, int, list[str]], pa.Table]
 
 
-class Tables(files.FileSource, Handles):
-    """Records from files that hold rows in groups; the base of `ParquetFiles` and `ArrowFiles`.
+def _place_groups(sizes: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """The first row of each group, before its rows and bytes."""
+    firsts = itertools.accumulate((rows for rows, _ in sizes), initial=0)
+    return [(first, *size) for first, size in zip(firsts, sizes, strict=False)]
+
+
+class TableFormat(Handles):
+    """A format of files that hold rows in groups.
 
     A record is a mapping with an entry for each column. A column is read when a record is first
     asked for it, and from then on for many rows at once; others are never read or decoded. Group
@@ -43,32 +53,43 @@ class Tables(files.FileSource, Handles):
     cut shards. One file at a time is open.
 
     Args:
-        paths: names or globs, one or several.
+        name: see `files.Format`.
+        prefix: see `files.Format`; the columns follow.
+        open: opens a file.
         columns: the columns that records have; None: all.
     """
-
-    _open: Callable[[epath.Path], _File]
 
     unit = "row"
     handles = ("_latest",)
     _latest: tuple[Any, Any] = None, None  # the file that was opened last, and in which thread
 
-    def __init__(self, paths: files.Paths, *, columns: Sequence[str] | None = None):
-        super().__init__(paths)
+    def __init__(
+        self,
+        name: str,
+        prefix: str,
+        open: Callable[[epath.Path], _File],
+        columns: Sequence[str] | None,
+    ):
+        self.name, self._open = name, open
         self.columns = None if columns is None else list(columns)
+        self.prefix = prefix if self.columns is None else f"{prefix}-{'+'.join(self.columns)}"
         self._asked: set[str] = set()
-        self.__setstate__({})
-        if self.columns is not None:
-            self.prefix += f"-{'+'.join(self.columns)}"
+        self.restart()
 
-    def _is_whole(self, file: int) -> bool:
+    def is_whole(self, path: epath.Path) -> bool:
+        """See `files.Format`."""
         return False
 
-    def _open_file(self, path: epath.Path) -> _File:
+    def guard(self, path: epath.Path, function: Callable, *arguments: Any) -> Any:
+        """See `files.guard`."""
+        return files.guard(path, self.name, function, *arguments)
+
+    def open_file(self, path: epath.Path) -> _File:
+        """A file, which stays open until another one is opened."""
         key, (latest, found) = (path, threading.get_ident()), self._latest
         if latest == key:
             return found
-        found = self._guard(path, self._open, path)
+        found = self.guard(path, self._open, path)
         if missing := [name for name in self.columns or () if name not in found.names]:
             raise InvalidValue(
                 f"{os.fspath(path)} has no column {missing[0]!r} (its columns: "
@@ -79,35 +100,25 @@ class Tables(files.FileSource, Handles):
         self._latest = key, found
         return found
 
-    def groups(self) -> Iterator[tuple[str, pa.Table]]:
-        """Each group of rows in order, with its place in words; none of them stays in memory."""
-        for path in self.files:
-            found = self._open_file(path)
-            names = self.columns or found.names
-            before = 0
-            for number, (rows, _) in enumerate(found.groups):
-                table = self._guard(path, found.read, number, 0, rows, names)
-                # Arrow trusts the offsets of a file, and would read outside of it.
-                self._guard(path, lambda table=table: table.validate(full=True))
-                yield f"{os.fspath(path)}, from row {before} on,", table
-                before += rows
-
-    def _read_span(self, span: Any, start: Any, size: int) -> Iterator[Piece]:
-        file, begin, end = span
-        path, total = self.files[file], self.files[file].stat().length
-        found = self._open_file(path)
-        counts, names = [rows for rows, _ in found.groups], self.columns or found.names
+    def read(
+        self, path: epath.Path, begin: int, end: int, start: Any, size: int
+    ) -> Iterator[Piece]:
+        """See `files.Format`."""
+        total, found = path.stat().length, self.open_file(path)
+        names, count = self.columns or found.names, len(found.groups)
         first, row = start or (0, 0)
-        places = ((n, total * n // len(counts)) for n in range(first, len(counts)))
-        groups = [n for n, at in places if counts[n] and begin <= at < end]
+        # Those that begin in the span: `begin <= total * group // count < end`.
+        in_span = range(max(-(-begin * count // total), first), -(-end * count // total))
+        groups = [group for group in in_span if found.groups[group][1]]
         for group in groups:
-            mean = max(found.groups[group][1] / counts[group], ROW)
-            step, before = max(int(size / mean), 1), sum(counts[:group])
-            for at in range(row, counts[group], step):
-                stop = min(at + step, counts[group])
+            before, rows, size_of_group = found.groups[group]
+            mean = max(size_of_group / rows, ROW)
+            step = max(int(size / mean), 1)
+            for at in range(row, rows, step):
+                stop = min(at + step, rows)
                 batch = _Batch(self, path, (group, at, stop - at))
                 records = [_Record(batch, names, number) for number in range(stop - at)]
-                following = [group, stop] if stop < counts[group] else [group + 1, 0]
+                following = [group, stop] if stop < rows else [group + 1, 0]
                 yield Piece(
                     os.fspath(path),
                     records,
@@ -117,15 +128,11 @@ class Tables(files.FileSource, Handles):
                 )
             row = 0
 
-    def names(self) -> set[str]:
-        """The names of the columns that any of the files has."""
-        return {name for path in self.files for name in self._guard(path, self._open, path)[0]}
-
 
 class _Batch:
     """Some rows of a group, whose columns are read when they are asked for."""
 
-    def __init__(self, source: Tables, path: epath.Path, where: tuple[int, int, int]):
+    def __init__(self, source: TableFormat, path: epath.Path, where: tuple[int, int, int]):
         self._source, self._path, self._where = source, path, where
         self._table: pa.Table | None = None
         self._values: dict[str, list[Any]] = {}
@@ -143,14 +150,14 @@ class _Batch:
         return self._values[name]
 
     def _column(self, name: str) -> pa.ChunkedArray:
-        asked, file = self._source._asked, self._source._open_file(self._path)
+        asked, file = self._source._asked, self._source.open_file(self._path)
         names = file.names
         if names.count(name) > 1:
             raise InvalidValue(f"{names.count(name)} columns have the name {name!r}; rename them")
         if self._table is None or name not in self._table.column_names:
             asked.add(name)
             wanted = [each for each in names if each in asked and names.count(each) == 1]
-            table = self._source._guard(self._path, file.read, *self._where, wanted)
+            table = self._source.guard(self._path, file.read, *self._where, wanted)
             self._table = table
             return table.column(name)
         return self._table.column(name)
@@ -197,42 +204,71 @@ def _values_of(column: pa.ChunkedArray) -> list[Any]:
         return [value for row in range(len(column)) for value in _values_of(column.slice(row, 1))]
 
 
+class Tables(files.Files):
+    """Records from files that hold rows in groups; the base of `ParquetFiles` and `ArrowFiles`.
+
+    Args:
+        paths: names or globs, one or several.
+        columns: the columns that records have; None: all.
+    """
+
+    format: TableFormat
+
+    def groups(self) -> Iterator[tuple[str, pa.Table]]:
+        """Each group of rows in order, with its place in words; none of them stays in memory."""
+        for path in self.files:
+            found = self.format.open_file(path)
+            names = self.format.columns or found.names
+            for number, (before, rows, _) in enumerate(found.groups):
+                table = self.format.guard(path, found.read, number, 0, rows, names)
+                # Arrow trusts the offsets of a file, and would read outside of it.
+                self.format.guard(path, lambda table=table: table.validate(full=True))
+                yield f"{os.fspath(path)}, from row {before} on,", table
+
+    def names(self) -> set[str]:
+        """The names of the columns that any of the files has."""
+        return {name for path in self.files for name in self.format.open_file(path).names}
+
+
 class ParquetFiles(Tables):
     """Records from Parquet files, one for each row; see `Tables` for the arguments.
 
     A row group is read by one worker, in batches, so it may be of any size.
     """
 
-    format, prefix = "Parquet", "parquetfiles"
     extensions = (".parquet",)
 
-    def _open(self, path: epath.Path) -> _File:
-        from pyarrow import parquet
+    def __init__(self, paths: files.Paths, *, columns: Sequence[str] | None = None):
+        super().__init__(TableFormat("Parquet", "parquetfiles", _open_parquet, columns), paths)
 
-        file = parquet.ParquetFile(path.open("rb"))  # whatever its name is
-        groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
-        # What is read, the row that is next, and the batches from there on.
-        reading: Any = None, 0, iter(())
 
-        def read(group: int, first: int, count: int, names: list[str]) -> pa.Table:
-            nonlocal reading
-            of, at, batches = reading
-            if (of, at) != ((group, names), first):
-                of, at = (group, names), 0
-                batches = file.iter_batches(count, row_groups=[group], columns=names)
-            found: list[pa.RecordBatch] = []
-            while at < first + count:
-                batch = next(batches)
-                begin, end = max(first - at, 0), min(batch.num_rows, first + count - at)
-                found += [batch.slice(begin, end - begin)] if begin < end else []
-                at += end
-                if end < batch.num_rows:
-                    batches = itertools.chain([batch.slice(end)], batches)
-            reading = of, at, batches
-            return pa.Table.from_batches(found)
+def _open_parquet(path: epath.Path) -> _File:
+    from pyarrow import parquet
 
-        sizes = [(group.num_rows, group.total_byte_size) for group in groups]
-        return _File(file.schema_arrow.names, sizes, read)
+    file = parquet.ParquetFile(path.open("rb"))  # whatever its name is
+    groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
+    # What is read, the row that is next, and the batches from there on.
+    reading: Any = None, 0, iter(())
+
+    def read(group: int, first: int, count: int, names: list[str]) -> pa.Table:
+        nonlocal reading
+        of, at, batches = reading
+        if (of, at) != ((group, names), first):
+            of, at = (group, names), 0
+            batches = file.iter_batches(count, row_groups=[group], columns=names)
+        found: list[pa.RecordBatch] = []
+        while at < first + count:
+            batch = next(batches)
+            begin, end = max(first - at, 0), min(batch.num_rows, first + count - at)
+            found += [batch.slice(begin, end - begin)] if begin < end else []
+            at += end
+            if end < batch.num_rows:
+                batches = itertools.chain([batch.slice(end)], batches)
+        reading = of, at, batches
+        return pa.Table.from_batches(found)
+
+    sizes = [(group.num_rows, group.total_byte_size) for group in groups]
+    return _File(file.schema_arrow.names, _place_groups(sizes), read)
 
 
 class ArrowFiles(Tables):
@@ -242,44 +278,80 @@ class ArrowFiles(Tables):
     In place of files, `paths` may be the folder of a Hugging Face data set that was saved to disk.
     """
 
-    format, prefix = "Arrow", "arrowfiles"
     extensions = (".arrow", ".feather")
 
     def __init__(self, paths: files.Paths, *, columns: Sequence[str] | None = None):
-        super().__init__(saved_files(paths), columns=columns)
+        format = TableFormat("Arrow", "arrowfiles", _open_arrow, columns)
+        super().__init__(format, saved_files(paths))
 
     @staticmethod
     def recognizes(names: files.Paths) -> bool:
         """Whether these are one folder that Hugging Face's `save_to_disk` wrote."""
         return is_saved(names)
 
-    def _open(self, path: epath.Path) -> _File:
-        raw = _map(path) if is_local(path) else path.read_bytes()
-        is_file = raw[:6] == b"ARROW1"  # else a stream, as Hugging Face writes it
 
-        @functools.lru_cache(1)
-        def open_columns(*fields: int) -> tuple[int, Callable[[int], pa.RecordBatch]]:
-            options = pa.ipc.IpcReadOptions(included_fields=list(fields))
-            if is_file:
-                file = pa.ipc.open_file(raw, options=options)
-                return file.num_record_batches, file.get_batch
-            batches = list(pa.ipc.open_stream(raw, options=options))
-            return len(batches), batches.__getitem__
+def _open_arrow(path: epath.Path) -> _File:
+    raw = _map(path) if is_local(path) else path.read_bytes()
+    is_file = raw[:6] == b"ARROW1"  # else a stream, as Hugging Face writes it
 
-        @functools.lru_cache(1)  # a group is decompressed once
-        def read_group(group: int, *fields: int) -> pa.RecordBatch:
-            return open_columns(*fields)[1](group)
+    @functools.lru_cache(1)
+    def open_columns(*fields: int) -> Callable[[int], pa.RecordBatch]:
+        options = pa.ipc.IpcReadOptions(included_fields=list(fields))
+        if is_file:
+            return pa.ipc.open_file(raw, options=options).get_batch
+        return _Stream(raw, options).get_batch
 
-        def read(group: int, first: int, count: int, names: list[str]) -> pa.Table:
-            fields = [field for field, name in enumerate(schema.names) if name in names]
-            return pa.Table.from_batches([read_group(group, *fields).slice(first, count)])
+    @functools.lru_cache(1)  # a group is decompressed once
+    def read_group(group: int, *fields: int) -> pa.RecordBatch:
+        batch = open_columns(*fields)(group)
+        if (held := batch.get_total_buffer_size()) > max(LIMIT, RATIO * len(raw)):
+            raise InvalidValue(
+                f"record batch {group} holds {held:,} bytes once it is decompressed, "
+                f"more than {RATIO:,} times those of the file; if that is right, decompress it"
+            )
+        return batch
 
-        schema = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(raw).schema
-        # To count rows, the narrowest column is enough.
-        narrow = sorted(range(len(schema)), key=lambda field: _width(schema.field(field).type))[:1]
-        rows = [read_group(group, *narrow).num_rows for group in range(open_columns(*narrow)[0])]
-        sizes = [(each, len(raw) * each // sum(rows)) if each else (0, 0) for each in rows]
-        return _File(schema.names, sizes, read)
+    def read(group: int, first: int, count: int, names: list[str]) -> pa.Table:
+        fields = [field for field, name in enumerate(schema.names) if name in names]
+        return pa.Table.from_batches([read_group(group, *fields).slice(first, count)])
+
+    schema = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(raw).schema
+    # To count rows, the narrowest column is enough.
+    narrow = sorted(range(len(schema)), key=lambda field: _width(schema.field(field).type))[:1]
+    rows = list(_count_rows(raw, is_file, pa.ipc.IpcReadOptions(included_fields=narrow)))
+    total = sum(rows)
+    sizes = [(each, len(raw) * each // total) if each else (0, 0) for each in rows]
+    return _File(schema.names, _place_groups(sizes), read)
+
+
+def _count_rows(raw: Any, is_file: bool, options: pa.ipc.IpcReadOptions) -> Iterator[int]:
+    """The rows of each record batch; one is in memory at a time."""
+    if not is_file:
+        yield from (batch.num_rows for batch in pa.ipc.open_stream(raw, options=options))
+        return
+    file = pa.ipc.open_file(raw, options=options)
+    yield from (file.get_batch(number).num_rows for number in range(file.num_record_batches))
+
+
+class _Stream:
+    """The record batches of a stream, which are read in order; an earlier one, from its start."""
+
+    def __init__(self, raw: Any, options: pa.ipc.IpcReadOptions):
+        self._raw, self._options = raw, options
+        self._next, self._batches = 0, self._begin()
+
+    def _begin(self) -> Iterator[pa.RecordBatch]:
+        yield from pa.ipc.open_stream(self._raw, options=self._options)
+
+    def get_batch(self, number: int) -> pa.RecordBatch:
+        """The record batch with a number."""
+        if number < self._next:
+            self._next, self._batches = 0, self._begin()
+        for batch in self._batches:
+            self._next += 1
+            if self._next > number:
+                return batch
+        raise InvalidValue(f"the stream ends before record batch {number}")
 
 
 def _map(path: epath.Path) -> mmap.mmap:
@@ -333,9 +405,17 @@ def _read_saved(folder: epath.Path) -> list[epath.Path]:
     index = folder / "dataset_dict.json"
     try:
         if index.exists():
-            return [folder / name for name in json.loads(index.read_text())["splits"]]
-        state = json.loads((index := folder / "state.json").read_text())
-        return [folder / each["filename"] for each in state["_data_files"]]
+            names = json.loads(index.read_text())["splits"]
+        else:
+            state = json.loads((index := folder / "state.json").read_text())
+            names = [each["filename"] for each in state["_data_files"]]
+        for name in names:
+            if name in ("", ".", "..") or {*name} & {"/", "\\", "\0"}:
+                raise InvalidValue(
+                    f"{os.fspath(index)} names {name!r:.80}, which is no file or folder beside it; "
+                    "save the data set again, or correct that name"
+                )
+        return [folder / name for name in names]
     except (FileNotFoundError, KeyError, TypeError, json.JSONDecodeError) as error:
         raise InvalidValue(
             f"{os.fspath(folder)} is not a data set that was saved to disk whole: {index.name} "

@@ -3,7 +3,7 @@
 import functools
 import re
 import string
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.errors import InvalidValue
@@ -77,13 +77,23 @@ class Markup(str):
         >>> [each.parts for each in Markup.fill("Q: {q}", {"q": "Who?"}).split_at(4)]
         [(('Q: ', True), ('W', False)), (('ho?', False),)]
         """
-        first, rest, begin = [], [], 0
+        first, rest = self.cut([place])
+        return first, rest
+
+    def cut(self, places: Sequence[int]) -> "list[Markup]":
+        """The pieces between some places, which ascend, one more than there are places."""
+        pieces: list[list[Any]] = [[]]
+        begin, due = 0, list(reversed(places))
         for text, own in self.parts:
-            cut = max(place - begin, 0)
-            first.append((text[:cut], own))
-            rest.append((text[cut:], own))
-            begin += len(text)
-        return join(*first), join(*rest)
+            end = begin + len(text)
+            while due and due[-1] < end:
+                at = max(due.pop() - begin, 0)
+                pieces[-1].append((text[:at], own))
+                pieces.append([])
+                text, begin = text[at:], begin + at
+            pieces[-1].append((text, own))
+            begin = end
+        return [join(*piece) for piece in [*pieces, *([] for _ in due)]]
 
     def __add__(self, other: str) -> "Markup":
         return join(self, other)

@@ -1,17 +1,24 @@
 """Tokenizer: the protocol that `prepare` needs; and bytes, which need no training."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from etils import epath
 
 from pipeline.errors import InvalidValue
 from pipeline.text.tokenizers.markup import MEANT, parts_of
+from pipeline.text.values import count_bytes
 
 # The ids of marks in tokenizers that this package makes.
 PAD, BEGIN, END = 0, 1, 2
+
+# Longer texts are encoded in pieces of about so many characters.
+LONG = 1 << 20
+
+# Functions of a `SpanTokenizer`.
+OF_SPANS = ("encode_spans", "spell", "find_unparsed")
 
 
 class UnknownMark(InvalidValue):
@@ -30,10 +37,7 @@ class UnknownMark(InvalidValue):
 class Tokenizer(Protocol):
     """The members of a tokenizer that `prepare` needs; it is pickled once for each worker.
 
-    A tokenizer that puts something before each text, such as a space, also has
-    `encode_spans(texts, inside)`: like `encode_batch`, but it puts nothing before those of `texts`
-    that are marked in `inside`, since they continue an example. If it cannot, since it marks where
-    words begin or end, it has `marks_words = True`: then spans inside a word are refused.
+    It may have members of `SpanTokenizer`, too.
     """
 
     @property
@@ -76,6 +80,87 @@ class Tokenizer(Protocol):
     def save(self, directory: epath.Path) -> dict[str, Any]:
         """Writes the files it needs into `directory`; returns the JSON that `load` takes."""
         ...
+
+
+class SpanTokenizer(Tokenizer, Protocol):
+    """What is asked of a tokenizer that has marks, or adds something to texts.
+
+    `extend` gives a tokenizer that lacks some of these members their defaults.
+    """
+
+    @property
+    def marks(self) -> Mapping[str, tuple[bool, bool]]:
+        """The marks that `Markup` may have, and whether they remove spaces on either side.
+
+        Default: none.
+        """
+        ...
+
+    @property
+    def marks_words(self) -> bool:
+        """Whether it marks where words begin or end, so that no span may begin inside of one.
+
+        Default: False.
+        """
+        ...
+
+    @property
+    def parses_special(self) -> bool:
+        """Whether special tokens in `Markup` become their ids. Default: False."""
+        ...
+
+    def encode_spans(
+        self, texts: Sequence[str], inside: Sequence[bool]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Like `encode_batch`, but nothing, such as a space, is put before texts that are `inside`.
+
+        They continue an example. Default: `encode_batch`.
+        """
+        ...
+
+    def spell(self, ids: Any) -> str:
+        """The text of the ids of an example, without its begin and end marks, but with others.
+
+        Default: `decode`.
+        """
+        ...
+
+    def find_unparsed(self, text: str) -> tuple[str, bool] | None:
+        """A mark in a text that stays text, and whether it is a template's own; None: none is.
+
+        Default: None.
+        """
+        ...
+
+
+def extend(tokenizer: Tokenizer) -> SpanTokenizer:
+    """The tokenizer with all members of `SpanTokenizer`."""
+    return cast(SpanTokenizer, _Extended(tokenizer))
+
+
+class _Extended:
+    """A tokenizer with the defaults of members that it lacks."""
+
+    marks: Mapping[str, tuple[bool, bool]] = {}  # nobody changes it
+    marks_words = parses_special = False
+
+    def __init__(self, tokenizer: Any):
+        self._tokenizer = tokenizer
+        for name in ("marks", "marks_words", "parses_special", *OF_SPANS):
+            if hasattr(tokenizer, name):
+                setattr(self, name, getattr(tokenizer, name))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def encode_spans(self, texts: Sequence[str], inside: Sequence[bool]) -> Any:
+        return self._tokenizer.encode_batch(texts)
+
+    def spell(self, ids: Any) -> str:
+        return self._tokenizer.decode(ids)
+
+    def find_unparsed(self, text: str) -> tuple[str, bool] | None:
+        return None
 
 
 @dataclass(frozen=True)
@@ -125,12 +210,20 @@ class Bytes:
         """See `Tokenizer`."""
         # A zero byte holds the place of each mark, so that only one array of ids is made.
         begin, end = b"\0" * self.begin, b"\0" * self.end
-        encoded = [begin + text.encode() + end for text in texts]
-        counts = np.fromiter(map(len, encoded), np.int64, len(encoded))
-        content = encoded.pop() if len(encoded) == 1 else b"".join(encoded)
-        del encoded
-        flat = np.frombuffer(content, np.uint8).astype(np.int32)
-        flat += 3
+        if len(texts) == 1 and len(texts[0]) > LONG:
+            sizes = np.array([count_bytes(texts[0])], np.int64)
+            flat = np.empty(sizes[0] + self.begin + self.end, np.int32)
+            at = int(self.begin)
+            for piece in (texts[0][n : n + LONG] for n in range(0, len(texts[0]), LONG)):
+                values = np.frombuffer(piece.encode(), np.uint8)
+                np.add(values, 3, out=flat[at : at + len(values)], dtype=np.int32)
+                at += len(values)
+            counts = sizes + self.begin + self.end
+        else:
+            encoded = [begin + text.encode() + end for text in texts]
+            counts = np.fromiter(map(len, encoded), np.int64, len(encoded))
+            flat = np.frombuffer(b"".join(encoded), np.uint8).astype(np.int32)
+            flat += 3
         ends = np.cumsum(counts)
         if self.begin:
             flat[ends - counts] = BEGIN

@@ -5,41 +5,50 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
 from etils import epath
 
-from pipeline.errors import InvalidValue, require
+from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import as_path
-from pipeline.text.chats import (
+from pipeline.text.templates.regions import Conversation, strip
+from pipeline.text.templates.sandbox import compile_template, render, tell_day
+from pipeline.text.tokenizers.markup import Markup, join
+from pipeline.text.tokenizers.tokenizer import extend
+from pipeline.text.turns import (
     BESIDE_TURNS,
     NOT_RENDERED,
     ROLES,
     WEIGHTS_OF_TURNS,
+    note_media,
     read_turns,
     require_role,
     weigh,
 )
-from pipeline.text.tokenizers.hugging_face import HuggingFace
-from pipeline.text.tokenizers.markup import Markup, join
 from pipeline.text.values import (
     as_text,
     change_texts,
     decode_bytes,
+    is_inspecting,
     is_null,
     note,
     read_json,
     texts_in,
 )
 
-# Characters that no text has. They mark text of records, and where generated text begins and ends.
-TAINT, BEGIN, END = "\ufdd0", "\ufdd1", "\ufdd2"
+# A character that no text has: after signs that are text.
+TAINT = "\ufdd0"
+TAKEN = re.compile("[\ufdd0-\ufdef]")
 NULLS = "have nulls inside of a field of a turn, or of tools, which the template may spell"
 CHANGED = "have turns whose content the template changes or leaves out"
 ENDLESS = "have an answer that ends without a special token, so a model does not learn to stop"
 WEIGHED = "have a turn with a weight that is none of the assistant, and is not learnt"
-TAKEN = re.compile(f"[{TAINT}{BEGIN}{END}]")
+# Fields of the reasoning of an answer.
+REASONING = ("reasoning_content", "thinking", "reasoning")
+# Types of parts that are text.
+TEXTS = ("text", "input_text", "output_text", "thinking", "reasoning")
+NONE = "have a content that is null, which the template spells as 'None'"
 
 
 class Jinja:
@@ -73,6 +82,9 @@ class Jinja:
         ImportError: jinja2 is not installed.
     """
 
+    takes_bytes: ClassVar = True
+    whole: ClassVar = True
+
     def __init__(
         self,
         tokenizer: Any,
@@ -81,8 +93,10 @@ class Jinja:
         messages: str = "messages",
         tools: str = "tools",
         last_only: bool = False,
+        date: str | None = None,
     ):
-        if not isinstance(tokenizer, HuggingFace) or not tokenizer.parses_special:
+        known = extend(tokenizer)
+        if not known.parses_special or not hasattr(tokenizer, "path"):
             raise InvalidValue(
                 f"tokenizer is {tokenizer!r:.200}; give a tokenizers.HuggingFace with its default "
                 "parse_special=True, whose folder has a chat template"
@@ -92,22 +106,26 @@ class Jinja:
                 f"{tokenizer!r} marks where texts begin or end, and so does a chat template; give "
                 "begin=False, end=False to the tokenizer"
             )
-        found, self._special = _read_config(as_path(tokenizer.path).parent)
-        self._template = template or found or ""
-        if not self._template:
+        found, self._special = _read_folder(as_path(tokenizer.path).parent)
+        self._templates = {"default": template} if template else found
+        if not self._templates:
             raise InvalidValue(
                 f"there is no chat_template.jinja or tokenizer_config.json with a chat_template "
                 f"beside {tokenizer.path}; put one there, or give template="
             )
-        self._marks = sorted(tokenizer.marks, key=len, reverse=True)
+        self._marks = sorted(known.marks, key=len, reverse=True)
         self._messages, self._tools, self._last_only = messages, tools, last_only
-        described = [self._template, self._special, self._marks, messages, tools, last_only]
+        if date is not None:
+            tell_day(date)  # or it is refused
+        self._date = date
+        used = {name: self._templates.get(name) for name in ("default", "tool_use")}
+        described = [used["default"], self._special, self._marks, messages, tools, last_only]
+        described += [{"tool_use": used["tool_use"]}] if used["tool_use"] else []
+        described += [{"date": date}] if date else []
         digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
         self.fingerprint = f"Jinja-{digest[:12]}"
-        sought = _find_sought(self._template)
-        # A part of a mark, such as "<|", would let the mark itself into an answer.
-        parts = {each for each in sought if any(each in mark != each for mark in self._marks)}
-        self._sought = "|".join(map(re.escape, sorted(sought - parts)))
+        # Patterns of what each template looks for in texts, and of that in answers.
+        self._sought = {each: self._find_sought(each) for each in self._templates.values()}
 
     def __call__(self, record: Mapping[str, Any]) -> list[tuple[str, float]]:
         """The spans of a record, each with the weight of its turn, or 0."""
@@ -119,74 +137,99 @@ class Jinja:
         if not turns:
             raise InvalidValue(f"{what} are empty")
         tools = _read_tools(record.get(self._tools), f"its {self._tools}")
-        marked = self._render(turns, tools)
-        text = _strip(marked)
-        _note_contents(turns, text, what)
-        self._note_unused(record, turns, tools, marked)
+        template = self._choose(tools)
+        turns, marked = self._spell_calls(template, turns, tools)
+        spell = functools.partial(self._render, template, tools=tools)
+        chat = Conversation(turns, spell, marked, what, self._sought[template][0])
+        _note_contents(turns, chat.text, what)
+        if nulls := [n for n, turn in enumerate(turns) if turn.get("content", "") is None]:
+            spelt = sum(each.count("None") for each in [template, *texts_in([turns, tools])])
+            if chat.text.count("None") > spelt:
+                note(NONE, f"turn {nulls[0]} of {what}")
+        self._note_beside(record, chat.text, tools)
+        if is_inspecting():
+            self._note_unused(chat, tools)
         answers = [n for n, turn in enumerate(turns) if turn.get("role") == "assistant"]
         answers = answers[-1:] if self._last_only else answers
-        regions = self._find_regions(turns, tools, answers, marked)
-        rest, done, spans = self._find_marks(turns, tools, text), 0, list[tuple[str, float]]()
-        for number, (begin, end) in zip(answers, regions, strict=True):
-            before, rest = rest.split_at(begin - done)
-            answer, rest = rest.split_at(end - begin)
-            place = f"turn {number} of {what}"
-            if [own for text, own in answer.parts if text.strip()][-1:] != [True]:
+        regions = chat.find(answers)
+        edges = [at for region in regions for at in (region.begin, region.end)]
+        *pieces, rest = self._find_marks(chat, template, tools).cut(edges)
+        spans = list[tuple[str, float]]()
+        for number, region in enumerate(regions):
+            before, answer = pieces[2 * number : 2 * number + 2]
+            place = f"turn {region.turn} of {what}"
+            is_last = number + 1 == len(regions) or regions[number + 1].turn != region.turn
+            if is_last and [own for text, own in answer.parts if text.strip()][-1:] != [True]:
                 note(ENDLESS, place)
-            spans += [(before, 0.0), (answer, weigh(turns[number], 1.0, place))]
-            done = end
+            spans += [(before, 0.0), (answer, weigh(turns[region.turn], 1.0, place))]
         return [*spans, (rest, 0.0)] if rest or not spans else spans
 
-    def _render(self, turns: Sequence[Mapping[str, Any]], tools: Any, prompt: bool = False) -> str:
-        try:
-            return _compile(self._template).render(
-                messages=turns, tools=tools, add_generation_prompt=prompt, **self._special
+    def _find_sought(self, template: str) -> tuple[str, str]:
+        """Patterns of the texts that a template looks for, and of those that answers may have."""
+        sought = _find_sought(template)
+        # A part of a mark, such as "<|", would let the mark itself into an answer.
+        parts = {each for each in sought if any(each in mark != each for mark in self._marks)}
+        return _any_of(each for each in sought if each.strip()), _any_of(sought - parts)
+
+    def _choose(self, tools: Any) -> str:
+        """The template of a record, which transformers chooses alike."""
+        if tools and "tool_use" in self._templates:
+            return self._templates["tool_use"]
+        if "default" not in self._templates:
+            raise InvalidValue(
+                f"the chat templates of the tokenizer are {', '.join(self._templates)}, and none "
+                "is 'default'; give the text of one as template="
             )
-        except Exception as error:  # a template may raise anything
-            raise InvalidValue(f"the chat template fails: {error}") from error
+        return self._templates["default"]
 
-    def _find_regions(
-        self, turns: Sequence[Any], tools: Any, answers: Sequence[int], marked: str
-    ) -> list[tuple[int, int]]:
-        """Where each answer begins and ends in the text without marks of generations."""
-        if BEGIN in marked:
-            regions = _regions(marked)[-1:] if self._last_only else _regions(marked)
-            if len(regions) != len(answers):
-                raise InvalidValue(
-                    f"its {self._messages} have {len(answers)} turns of the assistant, and the "
-                    f"template marks {len(regions)} texts as generated; correct the record or the "
-                    "template"
-                )
-            return regions
-        regions = []
-        for number in answers:
-            before = self._render(turns[:number], tools, prompt=True)
-            after = self._render(turns[: number + 1], tools)
-            if not (marked.startswith(after) and after.startswith(before)):
-                raise InvalidValue(
-                    f"the chat template spells turn {number} of its {self._messages} otherwise "
-                    "when other turns follow it, or than its prompt, so its text cannot be told "
-                    "from the rest; give last_only=True, or a template with {% generation %}"
-                )
-            regions.append((len(before), len(after)))
-        return regions
+    def _render(
+        self, template: str, turns: Sequence[Mapping[str, Any]], prompt: bool = False, *, tools: Any
+    ) -> str:
+        values = {
+            "messages": [*map(_name_reasoning, turns)],
+            "tools": tools,
+            "documents": None,
+            **self._special,
+        }
+        if self._date is not None:
+            values["strftime_now"] = tell_day(self._date)
+        return render(template, {**values, "add_generation_prompt": prompt})
 
-    def _find_marks(self, turns: Sequence[Any], tools: Any, text: str) -> Markup:
+    def _spell_calls(
+        self, template: str, turns: Sequence[dict[str, Any]], tools: Any
+    ) -> tuple[list[dict[str, Any]], str]:
+        """The turns with arguments of calls as the template takes them, and their text.
+
+        They are objects, or JSON as the record has it, if the template adds them to text.
+        """
+        read = [_with_calls(turn) for turn in turns]
+        try:
+            return read, self._render(template, read, tools=tools)
+        except InvalidValue:
+            if read == turns:
+                raise
+            with contextlib.suppress(InvalidValue):
+                return [*turns], self._render(template, turns, tools=tools)
+            raise
+
+    def _find_marks(self, chat: Conversation, template: str, tools: Any) -> Markup:
         """A text in which the marks that the template put there, and no others, are markup.
 
         A character after each sign with which marks begin tells those in the text of a record. What
         the template looks for in an answer has none, so that it is found, and may be a mark.
         """
+        turns, text = chat.turns, chat.text
         signs, tainted = {mark[0] for mark in self._marks}, text
+        own = self._sought[template][1]
 
         def taint(value: Any, sought: str = "") -> Any:
             pattern = re.compile(f"(?!{sought or '(?!)'})[{re.escape(''.join(signs))}]")
             return change_texts(value, lambda each: pattern.sub(rf"\g<0>{TAINT}", each))
 
         if any(sign in each for each in texts_in([turns, tools]) for sign in signs):
-            sought = {"assistant": self._sought}
-            changed = [taint(turn, sought.get(turn.get("role"), "")) for turn in turns]
-            tainted = _strip(self._render(changed, taint(tools)))
+            sought = {"assistant": own}
+            changed = [taint(turn, sought.get(str(turn.get("role")), "")) for turn in turns]
+            tainted = strip(self._render(template, changed, tools=taint(tools)))
             if tainted.replace(TAINT, "") != text:
                 raise InvalidValue(
                     "the chat template looks for marks in the text of a turn; remove them from the "
@@ -195,36 +238,47 @@ class Jinja:
         pieces = re.split(f"({'|'.join(map(re.escape, self._marks)) or '(?!)'})", tainted)
         return join(*((each.replace(TAINT, ""), n % 2 == 1) for n, each in enumerate(pieces)))
 
-    def _note_unused(
-        self, record: Mapping[str, Any], turns: Sequence[Any], tools: Any, marked: str
-    ) -> None:
-        """Notes what the template does not render: fields of turns, tools, other fields."""
-        if tools and _has_null(tools):
-            note(NULLS, f"its {self._tools} are {tools!r:.60}")
+    def _note_unused(self, chat: Conversation, tools: Any) -> None:
+        """Notes fields of turns, and tools, without which the text of a chat is the same."""
+        turns = chat.turns
+
+        def is_unused(turns: Sequence[Any], **others: Any) -> bool:
+            with contextlib.suppress(InvalidValue):  # a template may fail without what it needs
+                return chat.spell(turns, False, **others) == chat.marked
+            return False
+
         for name in dict.fromkeys(name for turn in turns for name in turn):
             holders = [
                 n for n, turn in enumerate(turns) if turn.get(name) and any(texts_in(turn[name]))
             ]
             if name in ("role", "content", *WEIGHTS_OF_TURNS) or not holders:
                 continue
-            others = [{key: turn[key] for key in turn if key != name} for turn in turns]
-            if self._render(others, tools) == marked:
+            if is_unused([{key: turn[key] for key in turn if key != name} for turn in turns]):
                 first = turns[holders[0]][name]
                 place = f"turn {holders[0]} of its {self._messages}"
-                note(NOT_RENDERED.format("turns with", name), f"{place} has {first!r:.60}")
+                note(
+                    NOT_RENDERED.format("turns with", name),
+                    f"{place} has {first!r:.60}",
+                )
+        if tools and is_unused(turns, tools=None):
+            about = NOT_RENDERED.format("a field", self._tools)
+            note(about, f"it has {tools!r:.60}")
+
+    def _note_beside(self, record: Mapping[str, Any], text: str, tools: Any) -> None:
+        """Notes fields of a record beside its turns that no template gets."""
+        if tools and _has_null(tools):
+            note(NULLS, f"its {self._tools} are {tools!r:.60}")
+        note_media(record)
         for name in BESIDE_TURNS:
-            value = record.get(name)
-            if name == self._tools:
-                unused = bool(tools) and self._render(turns, None) == marked
-            else:
-                spelt = isinstance(value, str) and value.strip() in _strip(marked)
-                unused = isinstance(value, str | list | Mapping) and bool(value) and not spelt
-            if unused:
+            value = record.get(name) if name != self._tools else None
+            spelt = isinstance(value, str) and value.strip() in text
+            if isinstance(value, str | list | Mapping) and value and not spelt:
                 note(NOT_RENDERED.format("a field", name), f"it has {value!r:.60}")
 
 
 def _note_contents(turns: Sequence[Mapping[str, Any]], text: str, what: str) -> None:
     """Notes contents that are not in the text as they are; refuses those that Python spelt."""
+    at = 0
     for number, turn in enumerate(turns):
         place, content = f"turn {number} of {what}", turn.get("content")
         if isinstance(content, list | Mapping) and f"{content}" in text:
@@ -232,8 +286,12 @@ def _note_contents(turns: Sequence[Mapping[str, Any]], text: str, what: str) -> 
                 f"the chat template spells the content of {place} as Python does, "
                 f"{f'{content}':.60}; give its text, or a template that reads such parts"
             )
-        if missing := [each for each in _contents(turn) if each.strip() not in text]:
-            note(CHANGED, f"{place} has {missing[0]!r:.60}")
+        for own in (each.strip() for each in _contents(turn)):
+            # Contents come in order, so that each is near the one before it.
+            if (found := text.find(own, at)) >= 0:
+                at = found
+            elif own not in text:
+                note(CHANGED, f"{place} has {own!r:.60}")
         if turn.get("role") != "assistant" and weigh(turn, 0.0, place):
             note(WEIGHED, place)
 
@@ -247,19 +305,53 @@ def _contents(turn: Mapping[str, Any]) -> list[str]:
 
 
 def _read_turn(turn: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """A turn without nulls; refuses text that is no text, or that is not there."""
+    """A turn without nulls but that of its content; refuses text that is no text, or not there."""
     found = {key: decode_bytes(each) for key, each in turn.items() if not is_null(each)}
     _require_text(found, what)
     require_role(str(found.get("role")), ROLES)
     if calls := _read_tools(found.pop("tool_calls", None), f"the tool_calls of {what}"):
-        found["tool_calls"] = [*map(_read_call, calls)]
+        found["tool_calls"] = calls
+    if isinstance(content := found.get("content"), list):
+        found["content"] = [_read_part(part, what) for part in content]
+    if "content" in turn and "content" not in found:
+        found["content"] = None  # other nulls are those of tables, where each turn has all columns
     for key, each in found.items():
-        if _has_null(each):
+        if key != "content" and _has_null(each):
             note(NULLS, f"the {key} of {what} is {each!r:.60}")
     others = [each for key, each in found.items() if key != "role"]
-    if "content" not in found and not any(texts_in(others)):
+    if found.get("content") is None and not any(texts_in(others)):
         raise InvalidValue(f"{what} has no content; correct the record, or give it a text")
     return found
+
+
+def _name_reasoning(turn: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A turn whose reasoning has the names that templates read, as transformers gives it."""
+    found = (turn[name] for name in REASONING if turn.get(name) is not None)
+    if (reasoning := next(found, None)) is None:
+        return turn
+    return {"thinking": reasoning, **turn, "reasoning_content": reasoning}
+
+
+def _read_part(part: Any, what: str) -> Any:
+    """A part of a content without nulls; refuses pictures and sounds."""
+    if not isinstance(part, Mapping):
+        return part
+    found = {key: each for key, each in part.items() if not is_null(each)}
+    kind = found.get("type", "text")
+    media = [name for name in ("image", "image_url", "video", "audio") if found.get(name)]
+    if kind not in TEXTS or media:
+        raise InvalidValue(
+            f"{what} has a part of the type {(media or [kind])[0]!r}, and a chat template would "
+            "spell its mark without what it stands for; give a function as the template that "
+            "returns templates.Slots in its place, or leave such parts out of the records"
+        )
+    return found
+
+
+def _with_calls(turn: dict[str, Any]) -> dict[str, Any]:
+    """A turn with arguments of calls as objects."""
+    calls = turn.get("tool_calls")
+    return {**turn, "tool_calls": [*map(_read_call, calls)]} if calls else turn
 
 
 def _read_call(call: Any) -> Any:
@@ -301,24 +393,8 @@ def _require_text(value: Any, what: str) -> Any:
     return value
 
 
-def _strip(marked: str) -> str:
-    return re.sub(f"[{BEGIN}{END}]", "", marked)
-
-
-def _regions(marked: str) -> list[tuple[int, int]]:
-    """Where generated texts begin and end in the text without the characters that mark them.
-
-    >>> _regions(f"a{BEGIN}bc{END}d{BEGIN}{END}")
-    [(1, 3), (4, 4)]
-    """
-    places = [
-        at - n for n, at in enumerate(m.start() for m in re.finditer(f"[{BEGIN}{END}]", marked))
-    ]
-    return list(zip(places[::2], places[1::2], strict=True))
-
-
-def _read_config(folder: epath.Path) -> tuple[str | None, dict[str, str]]:
-    """The chat template in the folder of a tokenizer, and the special tokens that it may use."""
+def _read_folder(folder: epath.Path) -> tuple[dict[str, str], dict[str, str]]:
+    """The chat templates in the folder of a tokenizer, by name; and the special tokens it names."""
     config, file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
     try:
         described = read_json(config.read_text()) if config.exists() else {}
@@ -331,15 +407,22 @@ def _read_config(folder: epath.Path) -> tuple[str | None, dict[str, str]]:
         for name, token in described.items()
         if name.endswith("_token") and isinstance(token, str | Mapping)
     }
-    found = file.read_text() if file.exists() else described.get("chat_template")
-    if isinstance(found, list):  # several by name
-        found = {each["name"]: each["template"] for each in found}.get("default")
-    return found if isinstance(found, str) else None, special
+    found = described.get("chat_template")
+    if isinstance(found, str):
+        found = {"default": found}
+    elif isinstance(found, list):
+        found = {each["name"]: each["template"] for each in found}
+    else:
+        found = {}
+    others = folder / "additional_chat_templates"
+    if others.exists():
+        found |= {each.stem: each.read_text() for each in sorted(others.glob("*.jinja"))}
+    return found | ({"default": file.read_text()} if file.exists() else {}), special
 
 
 def _find_sought(template: str) -> set[str]:
     """The texts that a template looks for in others, such as `</think>`, and `<think>` with it."""
-    tree = _compile(template).environment.parse(template)
+    tree = compile_template(template).environment.parse(template)
     from jinja2 import nodes
 
     methods = (each for each in tree.find_all(nodes.Call) if isinstance(each.node, nodes.Getattr))
@@ -350,47 +433,6 @@ def _find_sought(template: str) -> set[str]:
     return {*found, *(each.replace("</", "<", 1) for each in found)}
 
 
-@functools.lru_cache(16)
-def _compile(text: str) -> Any:
-    """A template, which can read no file and no attribute that is not data."""
-    sandbox: Any = require("jinja2.sandbox", extra="jinja", purpose="a chat template")
-    from jinja2 import TemplateSyntaxError, ext, nodes
-
-    class Generation(ext.Extension):
-        """The block that transformers has for text that a model generates."""
-
-        tags = {"generation"}  # noqa: RUF012  # as jinja2 declares it
-
-        def parse(self, parser: Any) -> Any:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            call = self.call_method("_surround")
-            return nodes.CallBlock(call, [], [], body).set_lineno(line)
-
-        def _surround(self, caller: Any) -> str:
-            return f"{BEGIN}{caller()}{END}"
-
-    def fail(message: str) -> None:
-        raise InvalidValue(message)
-
-    def as_json(value: Any, **options: Any) -> str:
-        return json.dumps(value, ensure_ascii=False, **options)
-
-    class Sandbox(sandbox.ImmutableSandboxedEnvironment):
-        """Refuses what is unsafe at once, rather than giving it the value of a missing name."""
-
-        def unsafe_undefined(self, obj: Any, attribute: str) -> Any:
-            raise sandbox.SecurityError(f"{attribute!r} of {type(obj).__name__!r} is unsafe")
-
-    environment = Sandbox(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols]
-    )
-    environment.filters["tojson"] = as_json
-    environment.globals["raise_exception"] = fail
-    try:
-        return environment.from_string(text)
-    except TemplateSyntaxError as error:
-        raise InvalidValue(
-            f"the chat template is not Jinja: {error}, in line {error.lineno}; give another one as "
-            "template="
-        ) from error
+def _any_of(texts: Iterable[str]) -> str:
+    """A pattern of texts."""
+    return "|".join(map(re.escape, sorted(texts)))

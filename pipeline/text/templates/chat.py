@@ -1,27 +1,24 @@
-"""Chats: the turns of a conversation, as they are stored, and the template that spells them."""
+"""Chat: the turns of a conversation, each between two texts that are given."""
 
 import functools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
-
-import numpy as np
+from typing import Any, ClassVar, Literal
 
 from pipeline.errors import InvalidValue, require_one_of
 from pipeline.text.tokenizers.markup import Markup, parse_format
-from pipeline.text.values import NUMBERS, as_text, is_null, note, read_json
-
-# Names that data sets give to the weight of a single turn.
-WEIGHTS_OF_TURNS = ("weight", "train", "trainable", "loss", "loss_mask")
-
-NOT_RENDERED = "have {} {!r}, which the template does not render"
-
-# Fields beside the turns that are meant for the beginning of a chat.
-BESIDE_TURNS = ("system", "tools", "functions", "documents", "chat_template_kwargs")
-
-# Roles that are in use, besides those that have a weight.
-ROLES = ("system", "user", "assistant", "tool", "function", "developer")
+from pipeline.text.turns import (
+    BESIDE_TURNS,
+    NOT_RENDERED,
+    ROLES,
+    WEIGHTS_OF_TURNS,
+    note_media,
+    read_turns,
+    require_role,
+    weigh,
+)
+from pipeline.text.values import as_text, is_null, note
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +66,8 @@ class Chat:
     null: str | None = None
     unknown: Literal["count", "error"] = "count"
 
+    takes_bytes: ClassVar = True
+
     def __post_init__(self) -> None:
         weights = self.weights.values() if isinstance(self.weights, Mapping) else [None]
         if not all(isinstance(weight, int | float) for weight in weights):
@@ -90,6 +89,7 @@ class Chat:
         known, fields = (*ROLES, *self.weights), (self.role, self.content)
         close = Markup(self.after)
         self._note_others(record, BESIDE_TURNS, "a field", "it")
+        note_media(record)
         for number, turn in enumerate(read_turns(record[self.messages], f"its {self.messages}")):
             what = f"turn {number} of its {self.messages}"
             role = self._role(turn, what)
@@ -154,39 +154,6 @@ def _open(before: str, role: str, known: tuple[str, ...]) -> Markup:
     return Markup(before.format(role=role))
 
 
-def weigh(turn: Mapping[str, Any], weight: float, what: str, fields: Sequence[str] = ()) -> float:
-    """The weight of a turn whose role has `weight`; `fields` are no weights, whatever their names.
-
-    >>> weigh({"weight": 0.5}, 2.0, "turn 0"), weigh({"train": True}, 0.0, "turn 0")
-    (1.0, 1.0)
-    """
-    factors = {}
-    for name in WEIGHTS_OF_TURNS:
-        value = turn.get(name)
-        if name in fields or is_null(value):
-            continue
-        if not isinstance(value, NUMBERS | bool | np.bool) or not 0 <= value < float("inf"):
-            raise InvalidValue(
-                f"the {name} of {what} is {value!r:.60}; it must be true, false, or a number from "
-                "0 up"
-            )
-        factors[name] = float(value)
-    if len({*factors.values()}) > 1:
-        raise InvalidValue(f"the weights of {what} differ: {factors}; give it one of them")
-    return next(iter(factors.values())) * (weight or 1.0) if factors else weight
-
-
-def require_role(role: str, known: Sequence[str]) -> None:
-    """Refuses a role that differs from a known one, the last that is alike, by case or spaces."""
-    near, *others = [re.sub(r"\s", "", each).casefold() for each in (role, *known)]
-    alike = [each for each, folded in zip(known, others, strict=True) if folded == near]
-    if alike and role not in (alike[-1], *known[len(ROLES) :]):
-        raise InvalidValue(
-            f"a turn has the role {role!r:.80}, and a known role is {alike[-1]!r}; spell both "
-            "alike in the records, or give the other one a weight in weights="
-        )
-
-
 def _lacks(turn: Mapping[str, Any], key: str, option: str, what: str) -> InvalidValue:
     """The error of a turn without a role or a content."""
     if key in turn:
@@ -197,77 +164,4 @@ def _lacks(turn: Mapping[str, Any], key: str, option: str, what: str) -> Invalid
     return InvalidValue(
         f"{what} has no {key!r} (its keys: {', '.join(map(str, turn))}); name the key with "
         f"{option}="
-    )
-
-
-def read_turns(given: Any, what: str) -> list[Mapping[str, Any]]:
-    """The turns of a conversation, as dicts, from any form in which data sets store them.
-
-    >>> read_turns('[{"role": "user", "content": "Hi"}]', "its messages")
-    [{'role': 'user', 'content': 'Hi'}]
-    >>> read_turns({"role": ["user"], "content": ["Hi"]}, "its messages")
-    [{'role': 'user', 'content': 'Hi'}]
-    >>> read_turns([[("role", "user"), ("content", "Hi")]], "its messages")
-    [{'role': 'user', 'content': 'Hi'}]
-
-    Raises:
-        ValueError: it is none of these; `what` names it.
-    """
-    given = _parse(given, what)
-    if isinstance(given, Mapping):
-        columns = [_listed(column) for column in given.values()]
-        if not all(isinstance(column, list) for column in columns):
-            given = [given]
-        elif len({*map(len, columns)}) > 1:
-            raise InvalidValue(
-                f"{what} is a dict of lists that are not equally long; give each turn a value in "
-                "every list"
-            )
-        else:
-            given = [dict(zip(given, row, strict=True)) for row in zip(*columns, strict=True)]
-    if not isinstance(given, Sequence):
-        raise _no_turns(given, what)
-    return [
-        turn if type(turn) is dict else _as_turn(turn, f"turn {number} of {what}")
-        for number, turn in enumerate(given)
-    ]
-
-
-def _as_turn(given: Any, what: str) -> Mapping[str, Any]:
-    turn = _parse(given, what)
-    if isinstance(turn, Mapping):
-        return turn
-    if isinstance(turn, list) and all(
-        isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[0], str)
-        for pair in turn
-    ):
-        return dict(turn)  # as Arrow gives maps
-    raise _no_turns(turn, what)
-
-
-def _listed(value: Any) -> Any:
-    """A sequence that is no text, such as an array, as a list; other values unchanged."""
-    if hasattr(value, "tolist"):
-        value = value.tolist()
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _parse(given: Any, what: str) -> Any:
-    """A value that may be JSON, as the value itself."""
-    while isinstance(given, str | bytes):
-        try:
-            given = read_json(as_text(given, what))
-        except InvalidValue as error:
-            raise InvalidValue(
-                f"{what} is the text {given!r:.60}: {error}; give a list of turns, such as "
-                "{'role': 'user', 'content': 'Hi'}, or JSON of one"
-            ) from None
-    return _listed(given)
-
-
-def _no_turns(given: Any, what: str) -> InvalidValue:
-    kind = "null" if is_null(given) else type(given).__name__
-    return InvalidValue(
-        f"{what} is {kind} ({given!r:.60}); a conversation is a list of turns, such as "
-        "{'role': 'user', 'content': 'Hi'}"
     )

@@ -1,0 +1,167 @@
+"""DynamicContext: a mesh for each bucket, which divides long rows over devices, and short rows not.
+
+One degree of context parallelism for all buckets has short rows pay for the long ones: their keys
+are gathered, too, and kernels for whole rows cannot be used. A bucket is a static shape with a
+program of its own, so it may have a mesh of its own. Batches and activations have it; parameters,
+the optimizer and checkpoints stay on the base mesh, which has the same devices in the same order.
+"""
+
+import dataclasses
+import functools
+import logging
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pipeline.errors import InvalidValue, require_type, require_whole
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh, NamedSharding
+
+logger = logging.getLogger(__name__)
+
+# The axes of a base mesh that divide batches; the last one is the first to be divided.
+ROWS = ("data", "fsdp")
+CONTEXT = "context"
+
+
+@dataclasses.dataclass(frozen=True)
+class DynamicContext:
+    """A mesh for each bucket, from one base mesh: a value of `sharding=` wherever that is taken.
+
+    Rows are divided over as few devices as their number allows: on 8 devices, a bucket of 16 rows
+    has 2 whole rows on each device, one of 4 rows has each row on 2 devices, one of 1 row has it on
+    all. So the degree of a bucket is the number of devices ÷ gcd(rows, devices). Its mesh is the
+    base mesh with an axis `context` of that size, made of neighbours along `fsdp`, then `data`.
+    With degree 1, it is the base mesh.
+
+    Programs take parameters on the base mesh and batches on that of their bucket.
+    `pipeline.steps.Compiled` compiles each for the mesh of its bucket; wrap a step of your own with
+    `pipeline.steps.on_batch_mesh`.
+
+    Args:
+        mesh: the base mesh, with an axis `data` or `fsdp`, whose axes are all `AxisType.Auto`.
+        least: the smallest degree, for rows that would not fit fewer devices.
+        most: the largest degree, such as the number of devices in a node; a bucket that needs more
+            is refused. None: all devices.
+
+    Raises:
+        TypeError: `mesh` is not a `jax.sharding.Mesh`.
+        ValueError: the mesh or a number is not as above.
+    """
+
+    mesh: "Mesh"
+    least: int = dataclasses.field(default=1, kw_only=True)
+    most: int | None = dataclasses.field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        import jax
+
+        require_type("mesh", self.mesh, "devices", "a jax.sharding.Mesh")
+        names = ", ".join(self.mesh.axis_names)
+        if self.mesh.explicit_axes:
+            raise InvalidValue(
+                "the mesh has explicit axes, under which a program takes arrays of one mesh alone; "
+                "give jax.sharding.Mesh(mesh.devices, mesh.axis_names), whose axes are "
+                f"{jax.sharding.AxisType.Auto}"
+            )
+        if CONTEXT in self.mesh.axis_names or not {*ROWS} & {*self.mesh.axis_names}:
+            raise InvalidValue(
+                f"the mesh has the axes {names}; the base of DynamicContext needs 'data' or "
+                "'fsdp', and no 'context', which it makes of these: give its devices to them"
+            )
+        least = require_whole("least", self.least, 1)
+        most = self.devices if self.most is None else require_whole("most", self.most, 1)
+        if not least <= most <= self.devices:
+            raise InvalidValue(
+                f"least is {least} and most is {most}; they are numbers of devices that share a "
+                f"row, from 1 to the {self.devices} of 'data' and 'fsdp', most not below least"
+            )
+
+    @property
+    def devices(self) -> int:
+        """The number of devices that share a batch, along `data` and `fsdp`."""
+        return math.prod(self.mesh.shape.get(axis, 1) for axis in ROWS)
+
+    def degree(self, rows: int) -> int:
+        """The number of devices that share a row, of a bucket with so many rows.
+
+        Raises:
+            ValueError: it would be above `most`.
+        """
+        shares = (n for n in range(self.least, self.devices + 1) if self.devices % n == 0)
+        degree = next(n for n in shares if rows % (self.devices // n) == 0)
+        if degree > (self.most or self.devices):
+            raise InvalidValue(
+                f"a bucket of {rows} rows would divide each over {degree} of {self.devices} "
+                f"devices, and most is {self.most}; make its rows a multiple of "
+                f"{self.devices // math.gcd(self.most or 1, self.devices)}"
+            )
+        return degree
+
+    def of(self, rows: int) -> "NamedSharding":
+        """The sharding of `[rows, length]` of a bucket with so many rows."""
+        return _shard(self, rows)
+
+
+@functools.lru_cache(maxsize=256)
+def _shard(context: DynamicContext, rows: int) -> "NamedSharding":
+    import jax
+
+    if context.devices % rows and rows % context.devices:
+        logger.warning(
+            f"a bucket of {rows} rows divides each over {context.degree(rows)} of "
+            f"{context.devices} devices; numbers of rows that divide {context.devices}, or are "
+            "multiples of it, divide them less"
+        )
+    degree = context.degree(rows)
+    mesh = context.mesh if degree == 1 else _divide(context.mesh, degree)
+    axes = tuple(axis for axis in ROWS if axis in mesh.axis_names)
+    spec = jax.sharding.PartitionSpec(axes, *[CONTEXT] * (degree > 1))
+    return jax.sharding.NamedSharding(mesh, spec)
+
+
+def _divide(mesh: "Mesh", degree: int) -> "Mesh":
+    """The mesh with an axis `context` of this size, made of neighbours, in the order of devices."""
+    import jax
+
+    sizes, names = dict(mesh.shape), list(mesh.axis_names)
+    left, parts = degree, dict.fromkeys(ROWS, 1)  # of each axis
+    for axis in reversed(ROWS):
+        parts[axis] = math.gcd(left, sizes.get(axis, 1))
+        left //= parts[axis]
+        sizes[axis] = sizes.get(axis, 1) // parts[axis]
+    inner = next(axis for axis in reversed(ROWS) if parts[axis] > 1)
+    outer = next(axis for axis in ROWS if parts[axis] > 1)
+    # If both axes give devices, all that lies between these must be one device wide.
+    between = names[names.index(outer) + 1 : names.index(inner) + 1] if outer != inner else []
+    adjoin = outer == inner or (between and all(sizes[name] == 1 for name in between))
+    if left > 1 or not adjoin:
+        raise InvalidValue(
+            f"{degree} devices that share a row would not be neighbours in the mesh "
+            f"{dict(mesh.shape)}; give buckets rows with another degree, or a mesh whose axis "
+            "'fsdp' follows 'data', and is a multiple or a divisor of each degree"
+        )
+    names.insert(names.index(inner) + 1, CONTEXT)
+    grid = mesh.devices.reshape([degree if n == CONTEXT else sizes[n] for n in names])
+    _require_nested(grid, names)
+    auto = (jax.sharding.AxisType.Auto,) * len(names)
+    return jax.sharding.Mesh(grid, names, axis_types=auto)
+
+
+def _require_nested(grid: np.ndarray, names: list[str]) -> None:
+    """Refuses a mesh where some devices of a process share a row with another process, not all."""
+    processes = np.vectorize(lambda device: device.process_index, otypes=[int])(grid)
+    rows = [names.index(axis) for axis in ROWS if axis in names]
+    groups = np.moveaxis(processes, rows, range(len(rows)))
+    # One for all devices with the same rows.
+    groups = groups.reshape(math.prod(groups.shape[: len(rows)]), -1)
+    for process in np.unique(processes):
+        holders = groups[(groups == process).any(axis=1)]
+        if len(holders) > 1 and (holders != process).any():
+            raise InvalidValue(
+                f"some devices of process {process} would share a row with other processes, and "
+                "others would not; give buckets rows whose degree divides the devices of a "
+                "process, or is a multiple of them"
+            )

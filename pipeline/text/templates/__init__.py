@@ -1,0 +1,53 @@
+"""Templates: from a record to spans of text, each with the loss weight of its tokens.
+
+A template is a pure function or an instance of a dataclass, so that it has a fingerprint; see
+`pipeline.text.fingerprints`.
+"""
+
+from pipeline.text.fingerprints import fingerprint
+from pipeline.text.templates.answer import Answer
+from pipeline.text.templates.chat import Chat
+from pipeline.text.templates.encoding import encode
+from pipeline.text.templates.function import Function
+from pipeline.text.templates.jinja import Jinja
+from pipeline.text.templates.pair import Pair
+from pipeline.text.templates.preference import Preference
+from pipeline.text.templates.slots import Slots
+from pipeline.text.templates.template import (
+    LeftOut,
+    Span,
+    Template,
+    Traits,
+    count_nodes,
+    fill,
+    texts,
+    traits_of,
+)
+from pipeline.text.tokenizers import Markup
+from pipeline.text.values import note
+
+__all__ = [
+    "Answer",
+    "Chat",
+    "Function",
+    "Jinja",
+    "LeftOut",
+    "Markup",
+    "Pair",
+    "Preference",
+    "Slots",
+    "Span",
+    "Template",
+    "Traits",
+    "count_nodes",
+    "encode",
+    "fill",
+    "fingerprint",
+    "note",
+    "texts",
+    "traits_of",
+]
+
+# Pickles, and fingerprints of functions that name them, have this name, wherever they are defined.
+for _each in (Answer, Chat, Function, Jinja, LeftOut, Pair, Preference, Slots):
+    _each.__module__ = __name__

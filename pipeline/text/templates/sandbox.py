@@ -1,0 +1,237 @@
+"""Sandbox: Jinja for chat templates, as transformers sets it up, with bounds on time and output."""
+
+import contextvars
+import datetime
+import functools
+import json
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.errors import InvalidValue, NotInstalled, require
+
+# Characters that no text has: what a model generates is between them.
+BEGIN, END = "\ufdd1", "\ufdd2"
+
+# Methods of texts whose result may be much longer than they are.
+WIDENING = ("ljust", "rjust", "center", "zfill", "replace", "join", "expandtabs", "format")
+
+# A template may run for so many seconds, and no text in it may have more characters.
+SECONDS, LARGEST = 20, 1 << 26
+
+# When the template that runs now has to end.
+_deadline: contextvars.ContextVar[float] = contextvars.ContextVar("deadline")
+
+
+def render(template: str, values: Mapping[str, Any]) -> str:
+    """The text of a template; it can read no file, and no attribute that is not data.
+
+    Raises:
+        ValueError: it is not Jinja, it fails, or it goes beyond a bound.
+        ImportError: jinja2 is not installed, or is older than 3.1.6, whose sandbox has a hole.
+    """
+    compiled = compile_template(template)
+    token = _deadline.set(time.monotonic() + SECONDS)
+    pieces, size = list[str](), 0
+    try:
+        for piece in compiled.generate(**values):
+            pieces.append(piece)
+            size += len(piece)
+            _require_small(size)
+    except Exception as error:  # a template may raise anything
+        more = ""
+        if "'strftime_now' is undefined" in str(error):
+            more = '; it spells the day: give the one that training is to see, date="2024-07-26"'
+        raise InvalidValue(f"the chat template fails: {error}{more}") from error
+    finally:
+        _deadline.reset(token)
+    return "".join(pieces)
+
+
+def tell_day(date: str) -> Any:
+    """The function `strftime_now` of a template, for a fixed day."""
+    try:
+        day = datetime.datetime.combine(datetime.date.fromisoformat(date), datetime.time())
+    except (TypeError, ValueError):
+        raise InvalidValue(
+            f"date is {date!r:.80}; give the day that the template spells, such as '2024-07-26'"
+        ) from None
+    return day.strftime
+
+
+def _require_small(size: float) -> None:
+    if size > LARGEST:
+        raise InvalidValue(f"it makes a text of more than {LARGEST:,} characters; correct it")
+
+
+def _size(value: Any) -> float:
+    return len(value) if hasattr(value, "__len__") else abs(value) if is_whole(value) else 1
+
+
+def is_whole(value: Any) -> bool:
+    """Whether a value is an int."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _require_short_format(text: Any) -> None:
+    """Refuses a format whose fields are very wide."""
+    if isinstance(text, str):
+        _require_small(max(map(int, re.findall(r"\d{1,18}", text)), default=0))
+
+
+def _as_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: Any = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as transformers spells it."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _tick(context: Any, value: None) -> None:
+    if time.monotonic() > _deadline.get():
+        raise InvalidValue(f"it runs for more than {SECONDS} seconds; correct it")
+
+
+def _concatenate(context: Any, *values: Any) -> str:
+    texts = [*map(str, values)]
+    _require_small(sum(map(len, texts)))
+    return "".join(texts)
+
+
+def _fail(message: str) -> None:
+    raise InvalidValue(message)
+
+
+@functools.lru_cache(16)
+def compile_template(text: str) -> Any:
+    """A template of jinja2, whose loops and texts are bounded."""
+    sandbox: Any = require("jinja2.sandbox", extra="jinja", purpose="a chat template")
+    import jinja2
+    from jinja2 import ext, nodes
+
+    if (version := tuple(map(int, re.findall(r"\d+", jinja2.__version__)[:3]))) < (3, 1, 6):
+        raise NotInstalled(
+            f"jinja2 is {'.'.join(map(str, version))}, in which a template can leave the sandbox; "
+            "pip install 'jinja2>=3.1.6'"
+        )
+
+    class Generation(ext.Extension):
+        """The block that transformers has for text that a model generates."""
+
+        tags = {"generation"}  # noqa: RUF012  # as jinja2 declares it
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            call = self.call_method("_surround")
+            return nodes.CallBlock(call, [], [], body).set_lineno(line)
+
+        def _surround(self, caller: Any) -> str:
+            return f"{BEGIN}{caller()}{END}"
+
+    class Sandbox(sandbox.ImmutableSandboxedEnvironment):
+        """Refuses what is unsafe at once, rather than giving it the value of a missing name."""
+
+        intercepted_binops = frozenset(["+", "*", "**", "%"])
+
+        def unsafe_undefined(self, obj: Any, attribute: str) -> Any:
+            raise sandbox.SecurityError(f"{attribute!r} of {type(obj).__name__!r} is unsafe")
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            if operator == "+":
+                if type(left) is str and type(right) is str:
+                    _require_small(len(left) + len(right))
+                    return left + right
+                _require_small(_size(left) + _size(right) if isinstance(left, list) else 0)
+            elif operator == "%":
+                _require_short_format(left)
+            else:
+                bits = _size(right) * (left.bit_length() if is_whole(left) else 1)
+                _require_small(bits if operator == "**" else _product(left, right))
+            return super().call_binop(context, operator, left, right)
+
+        def call(self, context: Any, function: Any, *arguments: Any, **options: Any) -> Any:
+            if (name := getattr(function, "__name__", "")) in WIDENING:
+                given = (*arguments, *options.values())
+                _require_small(max((_size(each) for each in given if is_whole(each)), default=0))
+                of = getattr(getattr(function, "__wrapped__", function), "__self__", None)
+                if name == "format":
+                    _require_short_format(of)
+                elif name in ("replace", "join"):
+                    _require_small(_product(of, given[-1] if given else ""))
+            return super().call(context, function, *arguments, **options)
+
+    environment = Sandbox(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols]
+    )
+    for name in ("center", "format", "indent", "replace"):
+        environment.filters[name] = _bound_filter(environment.filters[name])
+    # Filters that get the context are not computed when a template is compiled.
+    environment.filters["tick"] = jinja2.pass_context(_tick)
+    environment.filters["concatenate"] = jinja2.pass_context(_concatenate)
+    environment.filters["tojson"] = _as_json
+    environment.globals["raise_exception"] = _fail
+    try:
+        tree = environment.parse(text)
+    except jinja2.TemplateSyntaxError as error:
+        raise InvalidValue(
+            f"the chat template is not Jinja: {error}, in line {error.lineno}; give another one as "
+            "template="
+        ) from error
+    return jinja2.Template.from_code(
+        environment, environment.compile(_bound(tree, nodes)), environment.make_globals(None)
+    )
+
+
+def _product(left: Any, right: Any) -> float:
+    """The size of a text, or another sequence, that is repeated."""
+    sequences = isinstance(left, str | list | tuple) or isinstance(right, str | list | tuple)
+    return _size(left) * _size(right) if sequences else 0
+
+
+def _bound_filter(function: Any) -> Any:
+    """A filter whose widths, and the product of the texts that it puts together, are bounded."""
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **options: Any) -> Any:
+        given = [each for each in (*arguments, *options.values()) if isinstance(each, str | int)]
+        _require_small(max((_size(each) for each in given if is_whole(each)), default=0))
+        if given and function.__name__ == "do_format":
+            _require_short_format(given[0])
+        if function.__name__ == "do_replace":
+            _require_small(_product(given[0], given[-1]))
+        return function(*arguments, **options)
+
+    return call
+
+
+def _bound(tree: Any, nodes: Any) -> Any:
+    """A template whose loops and macros look at the clock, and whose `~` looks at sizes."""
+
+    def apply(name: str, value: Any, arguments: Any, line: int) -> Any:
+        return nodes.Filter(value, name, arguments, [], None, None).set_lineno(line)
+
+    def replace(node: Any) -> Any:
+        for name, value in [*node.iter_fields()]:
+            if isinstance(value, list):
+                changed = [
+                    replace(each) if isinstance(each, nodes.Node) else each for each in value
+                ]
+                setattr(node, name, changed)
+            elif isinstance(value, nodes.Node):
+                setattr(node, name, replace(value))
+        if isinstance(node, nodes.Concat):
+            first, *others = node.nodes
+            return apply("concatenate", first, others, node.lineno)
+        return node
+
+    for node in tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
+        tick = apply("tick", nodes.Const(None), [], node.lineno)
+        node.body.insert(0, nodes.ExprStmt(tick).set_lineno(node.lineno))
+    return replace(tree).set_environment(tree.environment)

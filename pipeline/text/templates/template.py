@@ -1,0 +1,222 @@
+"""Template: what turns a record into spans of text, each with the loss weight of its tokens."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pipeline.errors import InvalidValue
+from pipeline.text.features import Feature
+from pipeline.text.templates.slots import Slots
+from pipeline.text.values import as_text, decode_bytes
+
+MOST = float(np.finfo(np.float32).max)  # that a weight can be
+
+# A piece of text, the loss weight of each of its tokens (0: no loss), and optionally the value of
+# each token for features, by name.
+Span = tuple[str, float] | tuple[str, float, Mapping[str, Any]]
+
+# A template of several sides returns `{"inputs": spans, "patches": {"patches": …, "patch_yx": …}}`:
+# the spans of a side of tokens, and arrays by feature of the others. If inputs and targets are
+# sides of their own, it has an attribute `sides`, as `Pair` has. A side that it does not return is
+# read from fields of the record; return an empty dict for one that an example lacks.
+#
+# A template of groups has an attribute `nodes`, such as 3 for a prefix and two continuations, and
+# returns that many lists of spans. See `Traits` for all such attributes.
+Template = Callable[[dict[str, Any]], Sequence[Span] | Sequence[Sequence[Span]] | Mapping[str, Any]]
+
+
+class LeftOut(InvalidValue):
+    """A record that is not trained on, though nothing is wrong with it; `prepare` counts these."""
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What is asked of a template, beside calling it: attributes that it may have.
+
+    Attributes:
+        takes_bytes: whether it takes records as they are; others get text in place of bytes.
+        whole: whether it spells a chat as one text, with its beginning, so that nothing comes
+            before it.
+        sides: the names of the sides that are inputs and targets, if it returns such.
+        fields: the field of the text of each of these sides, if all are fields as they are.
+        unweighted: whether all tokens of the targets carry loss.
+        nodes: the number of lists of spans that it returns: 1, or more for groups.
+        features: the features of what it returns, by name.
+    """
+
+    takes_bytes: bool = False
+    whole: bool = False
+    sides: tuple[str, ...] = ()
+    fields: Mapping[str, str] | None = None
+    unweighted: bool = False
+    nodes: int = 1
+    features: Mapping[str, Feature] | None = None
+
+
+def traits_of(template: Any) -> Traits:
+    """What a template has of `Traits`, and for others their defaults; None has these, too.
+
+    `fields` may also be an attribute of a user's own, which is no mapping of these sides.
+    """
+    names = [each.name for each in dataclasses.fields(Traits) if hasattr(template, each.name)]
+    given = {name: getattr(template, name) for name in names}
+    fields, sides = given.get("fields"), given.get("sides", ())
+    if not isinstance(fields, Mapping) or {*fields} != {*sides}:
+        given["fields"] = None
+    return Traits(**given)
+
+
+def count_nodes(template: Any) -> int:
+    """The number of lists of spans that a template makes of a record: 1, or more for groups."""
+    return traits_of(template).nodes
+
+
+# A span with its weight, and for each feature the value of its tokens, `[1, *shape]`; of `Slots`
+# that of the marks around them, and one for each of them.
+Filled = tuple[str, float, Mapping[str, np.ndarray]]
+
+
+def fill(
+    template: Template,
+    record: Mapping[str, Any],
+    tokens: Mapping[str, Mapping[str, Feature] | None] | None = None,
+    arrays: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What a template makes of a record, checked: by side, the spans, or arrays by feature.
+
+    Spans are a list of lists: one, or one for each node of groups.
+
+    >>> from pipeline.text.templates import Answer
+    >>> fill(Answer(prompt="{q}=", answer="{a}"), {"q": "2+2", "a": b"4"})
+    {'inputs': [[('2+2=', 0.0, {}), ('4', 1.0, {})]]}
+
+    Args:
+        template: see `Template`.
+        record: its fields.
+        tokens: the sides of tokens, and the features of each. None: as the template returns, and
+            without features.
+        arrays: the other sides; None: any.
+    """
+    try:
+        given: Any = apply(template, record)
+        if not isinstance(given, Mapping) and (tokens is None or len(tokens) == 1):
+            given = {next(iter(tokens or ("inputs",))): given}
+        found = given if isinstance(given, Mapping) else {}
+        of_spans = [side for side, each in found.items() if not isinstance(each, Mapping)]
+        tokens = dict.fromkeys(of_spans) if tokens is None else tokens
+        known = {**tokens, **(found if arrays is None else arrays)}
+        if {*of_spans} != {*tokens} or not {*found} <= {*known}:
+            raise InvalidValue(
+                f"it returned {given!r:.80}; return a dict of sides, with spans for "
+                f"{' and '.join(tokens) or 'none'}, and arrays by feature for others "
+                f"({', '.join(arrays or ()) or 'none'}), which features= describe"
+            )
+        return {
+            side: _fill_nodes(template, each, tokens[side]) if side in tokens else each
+            for side, each in found.items()
+        }
+    except (LeftOut, MemoryError):
+        raise
+    except Exception as error:
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        name = getattr(template, "__qualname__", type(template).__qualname__)
+        raise InvalidValue(
+            f"it does not suit the template {name}: {reason}. Its fields are "
+            f"{', '.join(map(str, record))}; correct it, or give another template"
+        ) from error
+
+
+def _fill_nodes(
+    template: Template, given: Any, features: Mapping[str, Feature] | None
+) -> list[list[Filled]]:
+    """The spans of one side of a record, for each node a list."""
+    if (nodes := count_nodes(template)) == 1:
+        given = [given]
+    elif not isinstance(given, list | tuple) or len(given) != nodes:
+        raise InvalidValue(
+            f"it returned {given!r:.80}, and its attribute `nodes` is {nodes}; return that "
+            "many lists of spans, the prefix first"
+        )
+    return [
+        [(text, weight, _values_of(text, more, features)) for text, weight, more in check(spans)]
+        for spans in given
+    ]
+
+
+def texts(template: Template, record: Mapping[str, Any]) -> list[str]:
+    """The text of the spans that a template makes of a record, for each node one text.
+
+    >>> from pipeline.text.templates import Answer
+    >>> texts(Answer(prompt="{q}=", answer="{a}"), {"q": "2+2", "a": "4"})
+    ['2+2=4']
+    """
+    try:
+        sides = [each for each in fill(template, record).values() if isinstance(each, list)]
+        nodes = ["".join(text for text, *_ in spans) for each in sides for spans in each]
+        return [as_text(text, "the text of a template") for text in nodes]
+    except LeftOut:
+        return []
+
+
+def apply(template: Template, record: Mapping[str, Any]) -> Any:
+    """The result of a template; a function gets text in place of bytes.
+
+    A row of a table, whose columns are read when they are asked for, has text already.
+    """
+    as_is = getattr(template, "takes_bytes", False) is True or not isinstance(record, dict)
+    return template(record if as_is else decode_bytes(record))  # type: ignore[arg-type]
+
+
+def check(given: Any) -> list[tuple[str, float, Mapping[str, Any]]]:
+    """The result of a template, as spans with values for features."""
+    spans: list[Any] = [given] if given is None or isinstance(given, str) else list(given)
+    if not all(
+        isinstance(each, tuple | list)
+        and (len(each) == 2 or (len(each) == 3 and isinstance(each[2], Mapping)))
+        for each in spans
+    ):
+        raise InvalidValue(
+            f"it returned {given!r:.80}; return a list of spans, each a text and its weight, such "
+            'as [("Q: ", 0.0), ("A", 1.0)], and as a third entry a dict of values for features'
+        )
+    try:
+        spans = [(text, float(weight), *(more or [{}])) for text, weight, *more in spans]
+    except (TypeError, ValueError):
+        weights = [weight for _, weight, *_ in spans]
+        raise InvalidValue(
+            f"it returned the weights {weights!r:.80}; each must be a number from 0 up"
+        ) from None
+    if not spans:
+        raise InvalidValue("it returned no spans; return at least one text with its weight")
+    for text, weight, _ in spans:
+        if not isinstance(text, str):
+            raise InvalidValue(f"it returned a span that is {type(text).__name__}, not text")
+        if not 0 <= weight <= MOST:
+            raise InvalidValue(f"it returned the weight {weight}; it must be from 0 to {MOST:.2g}")
+    return spans
+
+
+def _values_of(
+    text: str, given: Mapping[str, Any], features: Mapping[str, Feature] | None
+) -> dict[str, np.ndarray]:
+    """The values of the tokens of a span by feature, `[1, *shape]`; of `Slots`, see `Filled`."""
+    slots = text.values(features) if isinstance(text, Slots) and features is not None else {}
+    values: dict[str, np.ndarray] = {}
+    for name, feature in (features or {}).items():
+        if name in given:
+            one = dataclasses.replace(feature, of="example", to=None)
+            values[name] = one.convert([given[name]], f"{name} of the span {text!r:.40}", [1])
+        elif feature.fill is None and name not in slots:
+            raise InvalidValue(
+                f"the template returned no {name!r} for the span {text!r:.40}; return it as the "
+                f"third entry of the span, {{{name!r}: …}}, or give the feature a fill="
+            )
+        else:
+            values[name] = feature.filled(1)
+        if isinstance(text, Slots):
+            rest = slots.get(name, values[name].repeat(text.size, axis=0))
+            values[name] = np.concatenate([values[name], rest])
+    return values

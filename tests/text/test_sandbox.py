@@ -1,0 +1,81 @@
+"""Chat templates run in a sandbox, for a bounded time, with bounded texts."""
+
+import time
+
+import pytest
+
+jinja2 = pytest.importorskip("jinja2")
+
+from pipeline.errors import InvalidValue, NotInstalled  # noqa: E402
+from pipeline.text.templates import sandbox  # noqa: E402
+
+BOMBS = [
+    "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+    "{% for a in range(99999) %}{{ 'a' * 9999 }}{% endfor %}",
+    "{{ 'a' * 9999999999 }}",
+    "{{ [1] * 9999999999 }}",
+    "{{ 2 ** 9999999999 }}",
+    "{{ '%9999999999d' % 1 }}",
+    "{{ '%9999999999d' | format(1) }}",
+    "{{ '{:9999999999d}'.format(1) }}",
+    "{{ 'a' | center(9999999999) }}",
+    "{{ 'a'.ljust(9999999999) }}",
+    "{{ ('a' * 99999).replace('a', 'b' * 99999) }}",
+    "{{ ('a' * 99999) | replace('a', 'b' * 99999) }}",
+    "{{ ('a' * 99999).join(('b' * 99999) | list) }}",
+    "{% set n = namespace(s='a') %}{% for a in range(99) %}{% set n.s = n.s + n.s %}{% endfor %}",
+    "{% set n = namespace(s='a') %}{% for a in range(99) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
+]
+
+
+@pytest.mark.parametrize("template", BOMBS)
+def test_a_template_that_never_ends_or_makes_endless_text_is_refused(template, monkeypatch):
+    monkeypatch.setattr(sandbox, "SECONDS", 1)
+    begin = time.monotonic()
+    with pytest.raises(InvalidValue, match="the chat template fails"):
+        sandbox.render(template, {})
+    assert time.monotonic() - begin < 30
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__ }}",
+        "{{ ''|attr('__class__') }}",
+        "{{ '{0.__class__}'|attr('format')('') }}",
+        "{{ [''].append('') }}",
+        "{% include 'a' %}",
+    ],
+)
+def test_a_template_cannot_leave_the_sandbox(template):
+    with pytest.raises(InvalidValue, match="the chat template fails"):
+        print(sandbox.render(template, {}))
+
+
+def test_a_jinja_with_a_hole_in_its_sandbox_is_refused(monkeypatch):
+    monkeypatch.setattr(jinja2, "__version__", "3.1.5")
+    with pytest.raises(NotInstalled, match=r"jinja2 is 3\.1\.5, in which .* 'jinja2>=3\.1\.6'"):
+        sandbox.render("old {{ 1 }}", {})
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("{{ 'a' ~ 1 ~ none }}{{ [1, 2] + [3] }}", "a1None[1, 2, 3]"),
+        ("{{ 'é<' | tojson }}{{ 'é' | tojson(ensure_ascii=True) }}", '"é<""\\u00e9"'),
+        ("{{ {'b': 1, 'a': 2} | tojson(sort_keys=true, separators=(',', ':')) }}", '{"a":2,"b":1}'),
+        (
+            "{{ 'ab'.replace('a', 'c') }}{{ '%3d' % 7 }}{{ '-' * 3 }}{{ 'a'.center(3) }}",
+            "cb  7--- a ",
+        ),
+        (
+            "{% for a in [1, 2, 3] %}{% if a == 2 %}{% continue %}{% endif %}{{ a }}{% endfor %}",
+            "13",
+        ),
+        ("{% macro f(a) %}({{ a }}){% endmacro %}{{ f(1) }}{{ 'a' + 'b' }}", "(1)ab"),
+        ("{{ strftime_now('%d %b %Y') }}", "26 Jul 2024"),
+    ],
+)
+def test_other_templates_give_the_text_of_jinja(template, text):
+    assert sandbox.render(template, {"strftime_now": sandbox.tell_day("2024-07-26")}) == text
