@@ -118,8 +118,7 @@ def train(config: ConfigDict, workdir: epath.Path) -> int:
         with clock("plan"):
             schedule = schedule.fit(corpus)  # the shapes of batches
             plan = schedule.plan(corpus)
-        layout: Any = {"sharding": sharding, "context_order": config.context_order}
-        layout["features"] = trainer.choose_features(config, corpus)
+        layout = trainer.choose_layout(config, corpus, sharding)  # options of all batches
         batches = pipeline.Batches(corpus, plan.onward(saved.step), **layout)
         evaluation = trainer.evaluation_batches(held_out, batches.plan.options, **layout)
         trainer.require_same_data(batches, evaluation)  # on all hosts, which would else hang

@@ -12,7 +12,7 @@ from trainer.config import (
 from trainer.corpora import prepare_corpora, prepare_run, prepare_scored
 from trainer.evaluation import evaluate, evaluation_batches, require_same_data
 from trainer.log import TrainingLog, is_finished, say_stopped
-from trainer.model import Model, choose_features, choose_network
+from trainer.model import Model, choose_layout, choose_network
 from trainer.parameters import require_checkpoint, restore_parameters, start_from
 from trainer.schedule import Schedule
 from trainer.scoring import score_corpus
@@ -29,7 +29,7 @@ __all__ = [
     "TrainingLog",
     "check_config",
     "check_warmup",
-    "choose_features",
+    "choose_layout",
     "choose_network",
     "compile_steps",
     "default_workdir",

@@ -61,6 +61,12 @@ ARCHITECTURES: dict[str, tuple[Any, tuple[str, ...], tuple[str, ...]]] = {
 }
 
 
+def choose_layout(config: ConfigDict, corpus: AnyCorpus, sharding: Any) -> dict[str, Any]:
+    """The options of `Batches`, for training and evaluation."""
+    features = choose_features(config, corpus)
+    return {"sharding": sharding, "context_order": config.context_order, "features": features}
+
+
 def choose_features(config: ConfigDict, corpus: AnyCorpus) -> list[str] | None:
     """The features of batches, with the offsets of segments if attention takes them; None: all."""
     if config.model.attention != "cudnn_packed":

@@ -208,7 +208,7 @@ def several(asked):
     return [DO[job["do"]](job) for job in own]
 
 
-JOBS = batches, exchange, agree, share, prepare, fail, count, score, stop, several
+JOBS = batches, train, exchange, agree, share, prepare, fail, count, score, stop, several
 DO = {job.__name__: job for job in JOBS}
 
 
