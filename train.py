@@ -70,10 +70,9 @@ def make_optimizer(config: ConfigDict) -> tuple[optax.GradientTransformation, op
 # ---- Training and scoring.
 
 
-def make_steps(config: ConfigDict, model: trainer.Model, mesh: Any, plan: Any) -> trainer.Steps:
+def make_steps(config: ConfigDict, model: trainer.Model, sharding: Any, plan: Any) -> trainer.Steps:
     """The functions that make a state, train and evaluate, and the optimizer; not compiled yet."""
     optimizer, learning_rate = make_optimizer(config)
-    sharding = pipeline.loading.batch_sharding(mesh)  # microbatches are parts of each device's rows
     state_of, train_step = steps.make_train_step(
         model.loss,
         optimizer,
@@ -88,8 +87,7 @@ def make_steps(config: ConfigDict, model: trainer.Model, mesh: Any, plan: Any) -
     def init_state(key):  # a dict of params, optimizer and steps
         return state_of(model.init_params(key))
 
-    shapes = jax.eval_shape(init_state, jax.random.key(0))
-    init_state = jax.jit(init_state, out_shardings=parameters.parameter_shardings(shapes, mesh))
+    init_state = parameters.jit_init(init_state, sharding.mesh)
     eval_step = steps.make_eval_step(model.loss, sharding=sharding)
     return trainer.Steps(init_state, train_step, eval_step, optimizer)
 
@@ -107,8 +105,9 @@ def train(config: ConfigDict, workdir: epath.Path) -> int:
         saved = checkpoints.read()  # the last one, without its arrays; at step 0 if there is none
         mesh = steps.make_mesh(config.mesh)
         enter(jax.set_mesh(mesh))
+        sharding = trainer.share_batches(config, mesh)  # the devices that share a batch
         config = trainer.resume_config(config, saved)  # with the values that the run began with
-        schedule = trainer.Schedule.of(config, saved, mesh)  # options of batches, by step
+        schedule = trainer.Schedule.of(config, saved, sharding)  # options of batches, by step
         if trainer.is_finished(config, workdir, saved):
             return 0
         clock = trainer.Clock(saved.record.get("seconds", {}))  # of each phase
@@ -119,7 +118,7 @@ def train(config: ConfigDict, workdir: epath.Path) -> int:
         with clock("plan"):
             schedule = schedule.fit(corpus)  # the shapes of batches
             plan = schedule.plan(corpus)
-        layout: Any = {"sharding": mesh, "context_order": config.context_order}
+        layout: Any = {"sharding": sharding, "context_order": config.context_order}
         layout["features"] = trainer.choose_features(config, corpus)
         batches = pipeline.Batches(corpus, plan.onward(saved.step), **layout)
         evaluation = trainer.evaluation_batches(held_out, batches.plan.options, **layout)
@@ -129,7 +128,7 @@ def train(config: ConfigDict, workdir: epath.Path) -> int:
         # The model, and its steps compiled for every shape.
         model = make_model(config, corpus)
         with clock("compile"):
-            functions = make_steps(config, model, mesh, batches.plan)
+            functions = make_steps(config, model, sharding, batches.plan)
             compiled = trainer.compile_steps(config, functions, loader, evaluation)
         with clock("restore" if saved.step else "initialise"):
             key = jax.random.key(schedule.seed)
@@ -189,9 +188,7 @@ def score(config: ConfigDict, workdir: epath.Path, into: str | None = None, test
     with jax.set_mesh(mesh):
         corpus, place = trainer.prepare_scored(config, workdir, test=test)
         model = make_model(config, corpus)
-        shapes = jax.eval_shape(model.init_params, jax.random.key(0))
-        shardings = parameters.parameter_shardings(shapes, mesh)
-        like = jax.jit(model.init_params, out_shardings=shardings).eval_shape(jax.random.key(0))
+        like = parameters.jit_init(model.init_params, mesh).eval_shape(jax.random.key(0))
         step, params = trainer.restore_parameters(workdir, corpus, like)
         score_step, into = steps.make_score_step(model.loss), into or place / f"{step}"
         trainer.score_corpus(config, corpus, score_step, params, directory=into, mesh=mesh)

@@ -82,7 +82,7 @@ def test_a_snippet_runs(snippet, files, tmp_path, monkeypatch, capsys, request):
     namespace = {"__name__": "__main__"}
     with CompileLog() as log:
         exec(compile(code, str(snippet.page), "exec"), namespace)
-    if snippet.page == README:
+    if snippet.page == README and "train_step" in snippet.content:
         assert log.names.count("jit(train_step)") == 1  # one shape
     if "get_config" in namespace:
         namespace["get_config"]()

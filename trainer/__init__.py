@@ -17,7 +17,7 @@ from trainer.parameters import require_checkpoint, restore_parameters, start_fro
 from trainer.schedule import Schedule
 from trainer.scoring import score_corpus
 from trainer.stats import Clock
-from trainer.steps import Steps, compile_steps
+from trainer.steps import Steps, compile_steps, share_batches
 from trainer.workdir import describe_run, work_directory
 
 __all__ = [
@@ -48,6 +48,7 @@ __all__ = [
     "resume_config",
     "say_stopped",
     "score_corpus",
+    "share_batches",
     "start_from",
     "work_directory",
 ]

@@ -41,6 +41,17 @@ class Saved(NamedTuple):
 NOTHING = Saved(0, {}, {})
 
 
+class CheckpointManager(ocp.CheckpointManager):
+    """A manager that leaves signals to `StopSignals`.
+
+    JAX lets processes agree on the number of a call, and orbax would count by steps.
+    """
+
+    def reached_preemption(self, step: int) -> bool:
+        """Never: the program that saves knows why it does."""
+        return False
+
+
 class Checkpoints:
     """A directory of checkpoints, written by orbax in the background; the latest ones stay.
 
@@ -63,7 +74,7 @@ class Checkpoints:
         self._keep = keep
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
         self._upload: Future | None = None
-        self._manager = ocp.CheckpointManager(
+        self._manager = CheckpointManager(
             self._mirror.local if self._mirror else self._directory,
             options=ocp.CheckpointManagerOptions(preservation_policy=self, create=True),
         )
@@ -86,19 +97,17 @@ class Checkpoints:
         `step` steps are behind `state`, a pytree of jax.Arrays, and behind `data`, the state of the
         loader. `run` is any JSON; None: empty.
         """
-        if (last := self.latest) is not None and last >= step:
-            raise InvalidState(
-                f"{self._directory} holds step {last}, and step {step} is not later; "
-                "resume from that step, or save into another directory"
-            )
+        self._wait()
         content = {"data": data, "run": run or {}}
         content["checksums"] = {"state": checksums(state), "json": fingerprint_of(content)}
         items = {name: ocp.args.JsonSave(each) for name, each in content.items()}
         with name_full_disk(self._directory):
             composite = ocp.args.Composite(state=ocp.args.StandardSave(state), **items)
-            # Without force, orbax asks JAX for signals by the number of a step, which `StopSignals`
-            # counts otherwise; then processes would never agree.
-            self._manager.save(step, args=composite, force=True)
+            if not self._manager.save(step, args=composite):
+                raise InvalidState(
+                    f"{self._directory} holds step {self.latest}, and step {step} is not later; "
+                    "resume from that step, or save into another directory"
+                )
         if self._mirror:
             self._upload = self._thread.submit(self._push, self._mirror)
 

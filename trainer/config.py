@@ -33,7 +33,7 @@ MAY_CHANGE = {
     *("steps", "mesh", "context_order", "microbatches", "memory_budget", "skip_steps", "cache"),
     *("on_nonfinite", "eval_every", "eval_batches", "checkpoint_every", "keep", "peak_flops"),
     *(DECAY, "mixture", "sources", "added", "batches", "seed", "schedule"),
-    *("segment_losses", "num_threads"),
+    *("segment_losses", "num_threads", "dynamic_context"),
 }
 
 

@@ -10,13 +10,12 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import jax
 from ml_collections import ConfigDict
 
 from pipeline.corpus.corpora import Corpora
 from pipeline.errors import InvalidValue, require_whole, suggest_option
 from pipeline.history.plans import describe_changes
-from pipeline.loading import batch_sharding, multiples
+from pipeline.loading import DynamicContext, batch_sharding, multiples
 from pipeline.planning.fit import fit_buckets
 from pipeline.planning.options import list_keywords, select_options
 from pipeline.planning.plan import PLANNING, Plan
@@ -80,18 +79,21 @@ class Schedule:
         return cls((first, *(entry for entry in entries if entry.step)), dict(mixture or {}))
 
     @classmethod
-    def of(cls, config: ConfigDict, saved: Saved, mesh: jax.sharding.Mesh) -> "Schedule":
+    def of(cls, config: ConfigDict, saved: Saved, sharding: Any) -> "Schedule":
         """The schedule of a config, for a run that continues from a checkpoint, or begins.
 
         A run that begins keeps the number of devices that share its rows as `row_multiple`, if the
-        config gives none, so that it has the same batches on other devices.
+        config gives none, so that it has the same batches on other devices. `sharding` is that of
+        batches.
         """
         fields = json.loads(config.to_json())
         begin = {"seed": fields["seed"], **fields["batches"]}
         if begin.get("tiers") is None:  # the steps of an update are a block
             begin["tiers"] = config.accumulate
         if begin.get("row_multiple") is None and not saved.step:
-            begin["row_multiple"] = multiples(batch_sharding(mesh), config.context_order)[0]
+            begin["row_multiple"] = multiples(batch_sharding(sharding), config.context_order)[0]
+            if isinstance(sharding, DynamicContext):
+                begin["devices"] = sharding.devices
         made = cls.make(begin, fields["schedule"], config.get("mixture"))
         return made.resume(saved.run["schedule"], saved.step) if saved.step else made
 

@@ -5,9 +5,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+from jax.sharding import Mesh, NamedSharding
 from ml_collections import ConfigDict
 
-from pipeline.loading import Batches, Loader
+from pipeline.loading import Batches, DynamicContext, Loader, batch_sharding
 from pipeline.steps import Compiled, flush, programs_table
 
 logger = logging.getLogger(__name__)
@@ -39,6 +40,11 @@ class CompiledSteps(NamedTuple):
     train: Compiled
     eval: Compiled
     finish: Callable[[Any], Any]
+
+
+def share_batches(config: ConfigDict, mesh: Mesh) -> NamedSharding | DynamicContext:
+    """How devices share batches: alike, or with `config.dynamic_context` by shape."""
+    return DynamicContext(mesh) if config.dynamic_context else batch_sharding(mesh)
 
 
 def compile_steps(

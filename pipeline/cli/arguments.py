@@ -229,10 +229,13 @@ def parser() -> argparse.ArgumentParser:
     flag("--begin-token", metavar="TOKEN", help=about.format("before"))
     flag("--end-token", metavar="TOKEN", help=about.format("after"))
     flag("--no-marks", action="store_true", help="do not mark where texts begin and end")
+    about = "a field that names what a record is of, such as its conversation, for "
+    about += "corpus.split(by=FIELD) and config.hold_out_by"
+    flag("--key", metavar="FIELD", help=about)
     about = "at a record that fails: raise ends; skip leaves it without tokens (raise)"
     flag("--on-error", choices=("raise", "skip"), default="raise", help=about)
     about = (
-        "refuse text that the tokenizer changes, among the first records, instead of counting it"
+        "refuse text that the tokenizer changes, in a sample of the records, instead of counting it"
     )
     flag("--strict", action="store_true", help=about)
     flag("--workers", type=_count, help="processes (one for each CPU, if there is enough to do)")

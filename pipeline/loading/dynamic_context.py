@@ -66,7 +66,7 @@ class DynamicContext:
                 "give jax.sharding.Mesh(mesh.devices, mesh.axis_names), whose axes are "
                 f"{jax.sharding.AxisType.Auto}"
             )
-        if CONTEXT in self.mesh.axis_names or not {*ROWS} & {*self.mesh.axis_names}:
+        if self.mesh.shape.get(CONTEXT, 1) > 1 or not {*ROWS} & {*self.mesh.axis_names}:
             raise InvalidValue(
                 f"the mesh has the axes {names}; the base of DynamicContext needs 'data' or "
                 "'fsdp', and no 'context', which it makes of these: give its devices to them"
@@ -126,7 +126,7 @@ def _divide(mesh: "Mesh", degree: int) -> "Mesh":
     """The mesh with an axis `context` of this size, made of neighbours, in the order of devices."""
     import jax
 
-    sizes, names = dict(mesh.shape), list(mesh.axis_names)
+    sizes, names = dict(mesh.shape), [name for name in mesh.axis_names if name != CONTEXT]
     left, parts = degree, dict.fromkeys(ROWS, 1)  # of each axis
     for axis in reversed(ROWS):
         parts[axis] = math.gcd(left, sizes.get(axis, 1))

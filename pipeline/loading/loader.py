@@ -15,7 +15,7 @@ import grain
 
 from pipeline.corpus.groups import truncate_groups
 from pipeline.corpus.interface import AnyCorpus
-from pipeline.corpus.pairs import open_corpus
+from pipeline.corpus.opening import open_corpus
 from pipeline.errors import (
     InvalidType,
     InvalidValue,
@@ -71,6 +71,7 @@ class OrderedOptions(PackingOptions, total=False):
     max_length: int | tuple[int, ...] | Mapping[str, int] | None
     length_multiple: BySide | None
     row_multiple: int
+    devices: int | None
     exclude: Exclude
 
 
@@ -324,12 +325,12 @@ def load(
         timeout_seconds: the longest wait for one batch. Then `next` raises a `TimeoutError`, which
             says which step is late, and what its thread is doing; no batch is lost. None: no limit.
         **options: of `fit_buckets`, which chooses the buckets (tokens_per_batch, max_buckets,
-            max_length, length_multiple, row_multiple, attention, width), and of `Plan` (packing,
-            overflow, seed, shuffle, max_segments, align, cost, tiers, window, exclude, weights,
-            by). Here `max_buckets` is 4 by default, and `row_multiple` the number of devices that
-            share the rows. With `overflow="truncate"`, groups that are too long lose continuations.
-            Of a Grain data set, they are those of `fit_buckets`, which sees its first window, and
-            of `PackedStream`.
+            max_length, length_multiple, row_multiple, devices, attention, width), and of `Plan`
+            (packing, overflow, seed, shuffle, max_segments, align, cost, tiers, window, exclude,
+            weights, by). Here `max_buckets` is 4 by default, and `row_multiple` the number of
+            devices that share the rows. With `overflow="truncate"`, groups that are too long lose
+            continuations. Of a Grain data set, they are those of `fit_buckets`, which sees its
+            first window, and of `PackedStream`.
 
     Raises:
         TypeError: there is no such option, or `corpus` is not a corpus.
@@ -395,7 +396,9 @@ def _fit(
     """Buckets that divide over the devices of `sharding`."""
     rows, length = multiples(sharding, context_order)
     several = math.lcm(128, length) if length > 1 else None
-    multiple = {"row_multiple": rows, "length_multiple": several}
+    multiple: dict[str, Any] = {"row_multiple": rows, "length_multiple": several}
+    if isinstance(sharding, DynamicContext):
+        multiple["devices"] = sharding.devices
     fitting = {"max_buckets": 4, **multiple, **options}
     return fit_buckets(lengths, **select_options(FITTING, fitting))
 

@@ -323,7 +323,7 @@ def read_lengths(
     hosts, _ = find_hosts(sharding, [getattr(sharding, "devices", 1)])
     source, count = iter(as_iterable(dataset)), -(-window // len(hosts))
     try:
-        elements = [(n, as_entries(each, n)) for n, each in zip(range(count), source, strict=False)]
+        elements = [(n, as_entries(each)) for n, each in zip(range(count), source, strict=False)]
     finally:
         source.close()
     corpus = make_examples(elements, check_features(features)) if elements else None

@@ -226,7 +226,7 @@ class Windows:
         self._held: dict[int, dict[str, Any]] = {}  # elements, by their numbers
         self._carried = np.zeros((0, 2 + len(setup.options.names)), np.int64)  # their spans
         self._error: BaseException | None = None  # that the others are not told yet
-        self._rounds: list[list[Any]] = []  # the answers of hosts for this window
+        self._rounds: dict[int, list[Any]] = {}  # the answers of hosts for this window
         self._restored = state
         self._within = 0  # batches of the first window that come no more
         self._lost = 0  # positions of elements of this window that are held no more
@@ -304,7 +304,7 @@ class Windows:
             self._ended = True
             return {}
         number, self._read = self._read, self._read + 1
-        return {number: as_entries(element, number)} if is_wanted(number) else {}
+        return {number: as_entries(element)} if is_wanted(number) else {}
 
     def _restore(self, state: dict[str, Any]) -> None:
         """Reads again the elements that were held at the beginning of a window."""
@@ -391,31 +391,32 @@ class Windows:
         """The rows of each bucket, and the number of batches that all hosts have."""
         setup, buckets = self._setup, self._setup.options.buckets
         shares = [len(setup.rows_of(bucket)) for bucket in buckets]
+        volumes = [bucket.positions for bucket in buckets]
         singles = [dataclasses.replace(bucket, rows=1) for bucket in buckets]
         rows = pack_rows(self._spans, setup.options, singles)
-        full = [len(some) // share for some, share in zip(rows, shares, strict=True)]
-        answers = self._gather(0, {"full": full, "ended": self._ended})
-        ended = np.array([answer["ended"] for answer in answers])
-        going = ~ended if setup.ending == "pad" else np.ones_like(ended)  # who has full batches
-        if not going.any():  # the last window, in which rows that fill no batch move up
+        mine = [len(some) // share for some, share in zip(rows, shares, strict=True)]
+        answers = self._gather(0, {"full": mine, "ended": self._ended})
+        full, ended = (np.array([each[name] for each in answers]) for name in ("full", "ended"))
+        # Those that have ended and fill no batch let the others go on, with empty rows.
+        going = full.any(axis=1) | ~ended | (setup.ending == "drop")
+        counts = full[going].min(axis=0) if going.any() else 0 * full[0]
+        if going.any() and counts @ volumes <= IN_COMMON * (full[going] @ volumes).min():
+            longest = pack_rows(self._spans, setup.options, singles[-1:])
+            answers = self._gather(1, {"full": len(longest[0]) // shares[-1]})
+            common = np.array([answer["full"] for answer in answers])[going].min()
+            if common * volumes[-1] > counts @ volumes:
+                rows = [*(some.between(0, 0) for some in rows[:-1]), *longest]
+                counts = np.append(0 * counts[:-1], common)
+        if not counts.any() and ended.all() and setup.ending == "pad":
+            # The last window, in which rows that fill no batch move to a longer bucket.
             whole = [dataclasses.replace(b, rows=n) for b, n in zip(buckets, shares, strict=True)]
             rows = pack_rows(self._spans, setup.options, whole)
-            some = [-(-len(each) // share) for each, share in zip(rows, shares, strict=True)]
-            counts = np.max([each["some"] for each in self._gather(1, {"some": some})], axis=0)
-        else:
-            every = np.array([answer["full"] for answer in answers])[going]
-            volumes, counts = [bucket.positions for bucket in buckets], every.min(axis=0)
-            if counts @ volumes <= IN_COMMON * (every @ volumes).min():
-                longest = pack_rows(self._spans, setup.options, singles[-1:])
-                answers = self._gather(1, {"full": len(longest[0]) // shares[-1]})
-                common = np.array([answer["full"] for answer in answers])[going].min()
-                if common * volumes[-1] > counts @ volumes:
-                    rows = [*(each.between(0, 0) for each in rows[:-1]), *longest]
-                    counts = np.append(0 * counts[:-1], common)
+            mine = [-(-len(some) // share) for some, share in zip(rows, shares, strict=True)]
+            counts = np.max([answer["some"] for answer in self._gather(2, {"some": mine})], axis=0)
         if not counts.any():
-            if not going.any() or (setup.ending == "drop" and ended.any()):
+            if ended.all() or (setup.ending == "drop" and ended.any()):
                 raise StopIteration
-            least = np.array(setup.hosts)[going][(every @ volumes).argmin()]
+            least = np.array(setup.hosts)[~ended][(full[~ended] @ volumes).argmin()]
             raise InvalidValue(
                 f"a window of {counted(setup.window, 'example')} fills no batch of "
                 f"{', '.join(map(str, buckets))} (process {least}); give a larger window=, or "
@@ -427,7 +428,7 @@ class Windows:
 
     def _gather(self, number: int, value: dict[str, Any]) -> list[Any]:
         """The answers of all hosts in a round for this window."""
-        if number < len(self._rounds):  # before an error in a later round
+        if number in self._rounds:  # before an error in a later round
             return self._rounds[number]
         step = self.begin["step"] + self._within
         value = {**value, "stream": {**self._setup.identity, "step": step}}
@@ -445,7 +446,7 @@ class Windows:
                 f"process {errors[0][0]} has no window {self.begin['window']:,}: {errors[0][1]}; "
                 "mend it, and ask for the batch again on all hosts, or start them again"
             )
-        self._rounds.append(answers)
+        self._rounds[number] = answers
         return answers
 
     def _tell_error(self, error: BaseException) -> NoReturn:
@@ -482,15 +483,9 @@ class _NumberedSide(Side):
         return self._side.read_examples(self._numbers.searchsorted(examples), *more)
 
 
-def as_entries(element: Any, number: int) -> dict[str, Any]:
+def as_entries(element: Any) -> dict[str, Any]:
     """An element of a data set as a dict; others may use the memory of its arrays again."""
     entries = dict(element) if isinstance(element, Mapping) else {TOKENS: element}
-    if {"inputs", "targets"} & {*entries} and TOKENS not in entries:
-        raise InvalidValue(
-            f"element {number:,} has {', '.join(map(str, entries))}: pairs, or tokens that are "
-            "shifted already. A PackedStream shifts tokens itself: give {'tokens': ids}, marks "
-            "included. Pairs need a corpus: pipeline.prepare_pairs"
-        )
     return {n: each.copy() if isinstance(each, np.ndarray) else each for n, each in entries.items()}
 
 
@@ -499,6 +494,12 @@ def make_examples(
 ) -> AnyCorpus:
     """Elements with their numbers as examples; an error names the first that is none."""
     first, entries = elements[0]
+    if {"inputs", "targets"} & {*entries} and TOKENS not in entries:
+        raise InvalidValue(
+            f"element {first:,} has {', '.join(map(str, entries))}: pairs, or tokens that are "
+            "shifted already. A PackedStream shifts tokens itself: give {'tokens': ids}, marks "
+            "included. Pairs need a corpus: pipeline.prepare_pairs"
+        )
     for number, element in elements:
         if element.keys() != entries.keys():
             raise InvalidValue(

@@ -59,6 +59,7 @@ def fit_buckets(
     max_length: MaxLength = None,
     length_multiple: BySide | None = 128,
     row_multiple: int = 1,
+    devices: int | None = None,
     align: BySide = 1,
     cost: BySide = 1,
     packing: Packing = "best_fit",
@@ -105,6 +106,8 @@ def fit_buckets(
             that cost something; or numbers for all sides by name.
         row_multiple: numbers of rows are multiples of this; give the number of devices that share
             the rows of a batch; default 1.
+        devices: the number of devices that share a batch, for `DynamicContext`: numbers of rows
+            divide it, or are multiples of it. Default None: any numbers.
         align: as for `Plan`; bucket lengths are multiples of it, too.
         cost: as for `Plan`. A side that costs nothing gets a quarter more room than full rows of
             the other sides need.
@@ -130,6 +133,7 @@ def fit_buckets(
         tokens_per_batch=tokens_per_batch,
         max_length=max_length,
         row_multiple=row_multiple,
+        devices=devices,
         weights=weights,
         by=by,
         packing=packing,
@@ -161,9 +165,8 @@ def fit_buckets(
     if mean < (1 - UNUSED) * tokens_per_batch:
         logger.warning(
             f"batches have {mean:,.0f} positions of tokens_per_batch={tokens_per_batch:,} in the "
-            f"mean ({shapes}): numbers of rows are multiples of row_multiple={row_multiple}, and "
-            f"more rows would be too many; tokens_per_batch={fit.more_rows(chosen.buckets):,} has "
-            "room for them"
+            f"mean ({shapes}): numbers of rows are {fit.rows_allowed}, and more rows would be too "
+            f"many; tokens_per_batch={fit.more_rows(chosen.buckets):,} has room for them"
         )
     return Fitted.of(chosen.buckets, {"attention": attention, "width": width})
 
@@ -182,6 +185,7 @@ class Fit:
         tokens_per_batch: int,
         max_length: MaxLength,
         row_multiple: int,
+        devices: int | None,
         weights: Weights | None,
         by: By,
         **options: Unpack[PackingOptions],
@@ -200,6 +204,15 @@ class Fit:
         self._aligns = whole_by_side("align", options.get("align", 1), names, 1)
         self._tokens = require_whole("tokens_per_batch", tokens_per_batch, 1)
         self._row_multiple = require_whole("row_multiple", row_multiple, 1)
+        self._devices = None if devices is None else require_whole("devices", devices, 1)
+        self.rows_allowed = f"multiples of row_multiple={row_multiple}"
+        if self._devices is not None:
+            self.rows_allowed += f", which divide devices={devices} or are multiples of it"
+            if self._devices % self._row_multiple:
+                raise InvalidValue(
+                    f"row_multiple is {row_multiple}, but devices={devices} is no multiple of it, "
+                    "so no number of rows divides the devices; omit one of the two"
+                )
         array = first.included
         if weights is not None:
             array = typical_lengths(members, weights, by, self.costs)
@@ -263,12 +276,31 @@ class Fit:
             most=self._tokens / self._row_multiple,
             limit=None if self._limits is None else room,
             worth=worth,
+            also=self._full_lengths(multiples) if len(longest) == 1 else (),
         )
+
+    def _full_lengths(self, multiples: tuple[int, ...]) -> set[tuple[int, ...]]:
+        """The lengths with which a number of rows that divides the devices fills a batch."""
+        rows = [n for n in range(1, (self._devices or 0) + 1) if self._round_rows(n) == n]
+        lengths = (int(self._tokens // (n * self.costs[0])) // multiples[0] for n in rows)
+        return {(length * multiples[0],) for length in lengths if length}
+
+    def _round_rows(self, rows: int) -> int:
+        """The most rows, up to a number, that a bucket may have."""
+        rows -= rows % self._row_multiple
+        while self._devices and rows and rows % self._devices and self._devices % rows:
+            rows -= self._row_multiple
+        return rows
 
     def more_rows(self, buckets: Sequence[Bucket]) -> int:
         """The least budget with which each of some buckets has more rows."""
-        sizes = ((b.rows + self._row_multiple, weigh(b.lengths, self.costs)) for b in buckets)
-        return math.ceil(max(rows * size for rows, size in sizes))
+        budgets = []
+        for bucket in buckets:
+            rows = bucket.rows + 1
+            while self._round_rows(rows) != rows:
+                rows += 1
+            budgets.append(rows * weigh(bucket.lengths, self.costs))
+        return math.ceil(max(budgets))
 
     def _rules(self, room: np.ndarray) -> Options:
         """The options of a plan whose longest bucket is `room`, which cuts longer examples."""
@@ -282,8 +314,7 @@ class Fit:
     def _bucket(self, lengths: tuple[int, ...]) -> Bucket:
         """The bucket of some lengths with all rows that `tokens_per_batch` allows."""
         size = weigh(lengths, self.costs)
-        rows = int(self._tokens // (size * self._row_multiple)) * self._row_multiple
-        return Bucket(rows, lengths, self._names)
+        return Bucket(self._round_rows(int(self._tokens // size)), lengths, self._names)
 
 
 def typical_lengths(

@@ -90,7 +90,7 @@ class Pieces:
     def _set_overlong(self, room: tuple[int, ...], overflow: Overflow | None) -> None:
         lengths = self._lengths
         found = [
-            np.unique(np.nonzero(chunk > self._most)[0]) + number * lengths_lib.CHUNK
+            np.flatnonzero((chunk > self._most).any(axis=1)) + number * lengths_lib.CHUNK
             for number, chunk in enumerate(lengths_lib.chunks(lengths.array))
         ]
         overlong = np.concatenate(found)
@@ -248,7 +248,7 @@ class Pieces:
 
     def _sizes_of(self, examples: np.ndarray) -> np.ndarray:
         """The sizes of the first pieces of `examples`, none of which is dropped."""
-        sizes = self._lengths.array[examples]
+        sizes = self._lengths.array.take(examples, axis=0)
         if len(self.overlong):
             sizes = np.minimum(sizes, self._most)
         return sizes.astype(np.int64)

@@ -69,6 +69,7 @@ class Search:
         most: the most positions of a row, those of a side times its cost.
         limit: the greatest length of each side; None: no limit.
         worth: a set of one bucket more is not packed if it cannot save this share.
+        also: more lengths to try, multiples as well.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Search:
         most: float,
         limit: np.ndarray | None,
         worth: float,
+        also: Iterable[Room] = (),
     ):
         self._stock, self._shape = stock, shape
         self._multiple, self._most, self._worth = multiple, most, worth
@@ -102,7 +104,7 @@ class Search:
         self._finalists = FINALISTS if self._stands_in else EXTENDED
         self._last: Room | None = None  # of all sets, if longer rows save no padding
         # The lengths that sets are made of, before members move.
-        self._candidates = sorted(self._make_candidates())
+        self._candidates = sorted(self._make_candidates() | {*also})
 
     # ---- the cost of a set
 

@@ -9,7 +9,7 @@ import numpy as np
 from etils import epath
 
 from pipeline.corpus.interface import AnyCorpus
-from pipeline.corpus.pairs import open_corpus
+from pipeline.corpus.opening import open_corpus
 from pipeline.corpus.stored.directory import MANIFEST
 from pipeline.corpus.tokens.formats import recognise
 from pipeline.errors import InvalidValue, Missing, StorageError, suggest_option

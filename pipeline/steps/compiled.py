@@ -133,9 +133,9 @@ class Compiled:
         if number:
             step = functools.partial(step, microbatches=number)
             functools.update_wrapper(step, self._step)
-        jitted, mesh = jax.jit(step, **self._options), self._meshes[bucket]
-        # Under explicit axes, arrays have their mesh with them.
+        mesh = self._meshes[bucket]  # under explicit axes, arrays have theirs with them
         with contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh):
+            jitted = jax.jit(step, **self._options)
             return jitted.lower(self._state, dict(self.specs[bucket]))
 
     def _compile(self, lowered: Any, bucket: Bucket, number: int) -> Program:

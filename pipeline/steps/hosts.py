@@ -267,11 +267,14 @@ class StopSignals(contextlib.ExitStack):
     def received(self) -> bool:
         """Whether to stop now: the same answer on every process, if all ask equally often.
 
-        Call it between the batches of every loop. Once it is true, it stays true.
+        Call it between the batches of every loop. Once it is true, it stays true. JAX lets
+        processes agree on the number of a call. So with several processes, nothing else may call
+        `multihost_utils.reached_preemption_sync_point`, as orbax's `CheckpointManager` does: give
+        it a subclass whose `reached_preemption` returns False.
         """
         if not self._several:
             return bool(self.reason)
-        self._calls += 1  # JAX agrees on a number that each process counts up to
+        self._calls += 1
         if not self._stops and multihost_utils.reached_preemption_sync_point(self._calls):
             self.reason, self._stops = self.reason or "SIGTERM", True
         return self._stops

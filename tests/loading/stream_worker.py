@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import sys
+import time
 
 import grain
 import jax
@@ -160,6 +161,24 @@ def load(asked):
         return {"buckets": sorted(map(str, loader.specs)), "batches": found}
 
 
+def interrupt(asked):
+    """Whether a stream goes on that is restored while a thread of process 0 waits for the others.
+
+    They have not begun a window that process 0 reads ahead.
+    """
+    iterator = iter(stream_of(asked))
+    begin = iterator.get_state()
+    wanted = [local(batch) for batch in stream_of(asked)]
+    if jax.process_index() == 0:
+        iterator.start_prefetch()
+        time.sleep(0.5)
+    for _ in range(2):
+        iterator.set_state(begin)
+        np.testing.assert_equal(local(next(iterator)), wanted[0])
+    np.testing.assert_equal([local(batch) for batch in iterator], wanted[1:])
+    return len(wanted)
+
+
 def restart(asked):
     """Goes on from the last states that all have, if there are any; saves each step and its state.
 
@@ -190,7 +209,7 @@ def several(asked):
     return [JOBS[job["do"]](job) for job in asked["jobs"]]
 
 
-JOBS = {job.__name__: job for job in (whole, fail, refuse, load, restart, several)}
+JOBS = {job.__name__: job for job in (whole, fail, refuse, load, interrupt, restart, several)}
 
 
 def main():

@@ -366,3 +366,27 @@ def test_processes_share_rows_whole_or_not_at_all():
     nested([0, 0, 1, 1], 1, 4)()  # a row over both
     with pytest.raises(ValueError, match="some devices of process 0 would share a row with other"):
         nested([0, 0, 0, 1, 1, 1], 3, 2)()
+
+
+def test_fitted_rows_divide_the_devices_and_the_longest_may_fill_a_batch():
+    rng = np.random.default_rng(0)
+    long = np.exp(rng.uniform(np.log(2_000), np.log(16_384), 40)).astype(int)
+    lengths = np.concatenate([[16_384], long, rng.integers(20, 900, 4_000)])
+    options = {"tokens_per_batch": 16_384, "max_buckets": 4}
+    with pytest.raises(ValueError, match="8 rows"):
+        pipeline.fit_buckets(lengths, row_multiple=8, **options)
+    buckets = pipeline.fit_buckets(lengths, devices=8, **options)
+    assert buckets[-1] == Bucket(1, 16_384)
+    for bucket in buckets:
+        assert 8 % bucket.rows == 0 or bucket.rows % 8 == 0
+    # Where the last bucket holds all rows, others are full, too.
+    one = pipeline.fit_buckets(np.minimum(lengths, 1_000), devices=8, **options)
+    assert all(0.85 < each.rows * each.length / 16_384 <= 1 for each in one)
+    with pytest.raises(ValueError, match="devices=8 is no multiple of it"):
+        pipeline.fit_buckets(lengths, devices=8, row_multiple=3, **options)
+    sharding = DynamicContext(mesh_of(fsdp=4), most=2)
+    texts = Examples([rng.integers(1, VOCABULARY, size) for size in lengths[:60] % 2_000 + 2])
+    with pipeline.load(texts, sharding=sharding, tokens_per_batch=8_192) as loader:
+        for bucket in loader.plan.buckets:
+            assert bucket.rows % 2 == 0
+            assert 4 % bucket.rows == 0 or bucket.rows % 4 == 0

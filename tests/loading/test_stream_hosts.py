@@ -52,6 +52,7 @@ def ask(count, folder):
     jobs["fail"] = {"do": "fail", "kind": "equal", "file": str(folder / "fail")}
     jobs["refuse"] = {"do": "refuse", "kind": "equal"}
     jobs["load"] = {"do": "load", "kind": "unequal"}
+    jobs["interrupt"] = {"do": "interrupt", "kind": "unequal"}
     request = {"do": "several", "jobs": [*jobs.values()]}
     of_each = answers_of(start(count, folder / "logs", request))
     found = dict(zip(jobs, map(list, zip(*of_each, strict=True)), strict=True))
@@ -159,6 +160,12 @@ def test_buckets_are_chosen_for_the_first_window_of_all_hosts(answers, count):
     assert all(other == first for other in others)
     tokens = sum(n for *_, n in first["batches"])
     assert tokens == expected_of("unequal", count).total()
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_a_stream_is_restored_while_a_thread_waits_for_other_hosts(answers):
+    assert len({*answers["interrupt"]}) == 1
+    assert answers["interrupt"][0] > 3
 
 
 @pytest.mark.slow

@@ -122,6 +122,22 @@ def test_a_run_goes_on_with_the_length_divided_in_any_order_and_in_microbatches(
     assert_same_losses(tmp_path / "length", tmp_path / "rows", rtol=1e-4)
 
 
+@pytest.mark.slow
+def test_a_run_divides_the_rows_of_each_shape_and_goes_on_with_fewer_devices(text, tmp_path):
+    shapes = {"tokens_per_batch": 512, "max_buckets": 2, "length_multiple": 32, "devices": 4}
+    shapes |= {"max_length": 256, "packing": "none", "row_multiple": 1}
+    small = {f"batches__{name}": value for name, value in shapes.items()}
+    small |= {"optimizer__decay_steps": 12}
+    run(tiny(text, **small, steps=12, mesh__data=1, mesh__context=4), tmp_path / "rows")
+    dynamic = {**small, "dynamic_context": True, "mesh__data": 1, "context_order": "zigzag"}
+    run(tiny(text, **dynamic, steps=8, mesh__fsdp=4), tmp_path / "dynamic")
+    fewer = {"mesh__fsdp": 2, "mesh__tensor": 2}  # that share a batch
+    run(tiny(text, **dynamic, **fewer, steps=12), tmp_path / "dynamic")
+    assert_same_losses(tmp_path / "dynamic", tmp_path / "rows", rtol=1e-4)
+    buckets = {tuple(map(int, step["bucket"].split("x"))) for step in steps(tmp_path / "dynamic")}
+    assert min(buckets)[0] < 4 <= max(buckets)[0]  # some rows are divided, and some not
+
+
 def test_a_finished_run_is_evaluated_on_other_files(text, tmp_path):
     run_dir, fields = tmp_path / "run", {"steps": 4, "tokenizer__vocab_size": 300}
     config = tiny(text, **fields, tokenizer__kind="sentencepiece")

@@ -55,9 +55,10 @@ class Lines:
                 if isinstance(data, InvalidValue):
                     yield Piece(name, [data], [at], 0, None)
                     return
-                records, places = self._split(data, at)
-                at += len(data)
-                yield Piece(name, records, places, len(data), at if at < end else None)
+                own = self._split(data, at)
+                at, read = at + len(data), len(data)
+                del data  # a line may be very long
+                yield Piece(name, *own, read, at if at < end else None)
 
     def _split(self, data: bytes, at: int) -> tuple[list[Any], list[int]]:
         """The records of some lines that begin at byte `at` of a file, and where each begins."""

@@ -304,9 +304,9 @@ def _open_arrow(path: epath.Path) -> _File:
     @functools.lru_cache(1)  # a group is decompressed once
     def read_group(group: int, *fields: int) -> pa.RecordBatch:
         batch = open_columns(*fields)(group)
-        if batch.nbytes > max(LIMIT, RATIO * len(raw)):
+        if (held := batch.get_total_buffer_size()) > max(LIMIT, RATIO * len(raw)):
             raise InvalidValue(
-                f"record batch {group} holds {batch.nbytes:,} bytes once it is decompressed, "
+                f"record batch {group} holds {held:,} bytes once it is decompressed, "
                 f"more than {RATIO:,} times those of the file; if that is right, decompress it"
             )
         return batch
