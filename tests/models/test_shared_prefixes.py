@@ -16,7 +16,7 @@ from models import blocked
 from models.attention import make_attention
 from models.config import TransformerConfig
 from models.decoder import Decoder
-from models.splash import splash_until
+from models.splash import splash_masked
 from models.visibility import causal_until
 from tests.loading.definition import define_group, define_groups, define_row
 
@@ -168,7 +168,8 @@ def test_rows_of_a_group_by_the_kernel_for_tpus_equal_dense():
     q, k, v, g = (jnp.asarray(rng.normal(size=(2, LENGTH, n, 16)), "float32") for n in (4, 2, 2, 4))
     dense = make_attention(until * 0, visible_until=until, implementation="dense")
     (out, pull), (expected, pull_dense) = (
-        jax.vjp(attend, q, k, v) for attend in (lambda *qkv: splash_until(*qkv, until), dense)
+        jax.vjp(attend, q, k, v)
+        for attend in (lambda *qkv: splash_masked(*qkv, causal_until(until)), dense)
     )
     for a, b in zip((out, *pull(g)), (expected, *pull_dense(g)), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
