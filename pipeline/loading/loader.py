@@ -136,14 +136,18 @@ class Loader(StepIterator):
         specs, sharding, features = self.specs, self.sharding, batches.features
         built: Any = batches.with_plans()
         commit = batches.sharding is not None
+        layouts: dict[Bucket, list] = {}  # of batches that have these specs
 
         def make(step: int) -> tuple[PlannedBatch, Any]:
             planned, batch = built[step]
+            bucket, layout = planned.bucket, [_describe(*each) for each in batch.items()]
             with phase("transfer"):
-                on = sharding_of(sharding, planned.bucket.rows)
-                found = field_specs(batch, on, planned.bucket, features)
-                require_specs(found, specs[planned.bucket], f"the batch of step {step:,}")
-                return planned, place(batch, found, commit=commit)
+                if layouts.get(bucket) != layout:
+                    on = sharding_of(sharding, bucket.rows)
+                    found = field_specs(batch, on, bucket, features)
+                    require_specs(found, specs[bucket], f"the batch of step {step:,}")
+                    layouts[bucket] = layout
+                return planned, place(batch, specs[bucket], commit=commit)
 
         size = prefetch + threads - 1
         ahead = Prefetch(make, size, end=len(batches), threads=threads)
@@ -186,6 +190,11 @@ class Loader(StepIterator):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _describe(name: str, field: Any) -> tuple:
+    """All of a field that its spec depends on."""
+    return name, type(field), getattr(field, "shape", None), getattr(field, "dtype", None)
 
 
 def _close(batches: Prefetch, files: ReadAhead) -> None:
