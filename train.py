@@ -4,10 +4,9 @@
 
 Run it again, with --workdir alone, and it continues from its last checkpoint, with the same config
 unless flags change it. --mode=score writes the loss of each document of the training corpus, with
-the parameters of the last checkpoint; --mode=evaluate, of each document of config.eval, which may
-be a test set. On several hosts, run it on each; if the platform does not say how many there are,
-add --coordinator=HOST:PORT --num_processes=N --process_id=I. To train another model, copy this file
-and change `make_model` and `make_optimizer` (docs/own_loop.md). The loop is in `train`.
+the latest parameters; --mode=evaluate, of config.eval, which may be a test set. On several hosts,
+run it on each; if the platform does not say how many there are, add --coordinator=HOST:PORT
+--num_processes=N --process_id=I. To train another model, change `make_model` and `make_optimizer`.
 """
 
 import contextlib
@@ -29,8 +28,7 @@ from pipeline import steps
 
 
 def make_model(config: ConfigDict, corpus: Any) -> trainer.Model:
-    """The network of `config.architecture` and `config.model`, for the ids of a corpus."""
-    # The class of the network with its sizes, and the fields of a batch that it is called with.
+    """The network of `config.architecture` and `config.model`, and its loss: Σ w·nll and Σ w."""
     network, fields, flops = trainer.choose_network(config, corpus)
     graphdef, _ = nnx.split(nnx.eval_shape(lambda: network(nnx.Rngs(0))))
 
@@ -38,10 +36,9 @@ def make_model(config: ConfigDict, corpus: Any) -> trainer.Model:
         return nnx.to_pure_dict(nnx.state(network(nnx.Rngs(key)), nnx.Param))
 
     def loss(params, batch):
-        inputs = (batch[name] for name in fields if name in batch)
+        inputs = (batch.get(name) for name in fields)  # ids, segments, positions, …
         model: Any = nnx.merge(graphdef, params)
         hidden, logits = model.hidden(*inputs), model.embedding.logits
-        # Σ w·nll, Σ w
         return chunked_cross_entropy(hidden, logits, batch["targets"], batch["loss_weights"])
 
     return trainer.Model(init_params, loss, flops)
@@ -70,15 +67,11 @@ def make_optimizer(config: ConfigDict) -> tuple[optax.GradientTransformation, op
     return optax.chain(optax.clip_by_global_norm(spec.clip), adamw), rate
 
 
-def make_steps(
-    config: ConfigDict, model: trainer.Model, sharding: Any, most_segments: int
-) -> trainer.Steps:
-    """The functions that make the state, train, evaluate, and finish the state; not compiled.
+# ---- Training and scoring.
 
-    A step returns the loss of each segment, of which a row has at most `most_segments`. A model
-    whose `config.model.dtype` is float16 needs `config.optimizer.loss_scale`. `sharding` is that of
-    batches: microbatches are parts of each device's rows.
-    """
+
+def make_steps(config: ConfigDict, model: trainer.Model, sharding: Any, plan: Any) -> trainer.Steps:
+    """The functions that make a state, train and evaluate, and the optimizer; not compiled yet."""
     optimizer, learning_rate = make_optimizer(config)
     state_of, train_step = steps.make_train_step(
         model.loss,
@@ -86,25 +79,17 @@ def make_steps(
         accumulated=config.accumulate,
         learning_rate=learning_rate,
         loss_scale=config.optimizer.loss_scale if config.model.dtype == "float16" else None,
-        most_segments=most_segments if config.segment_losses else None,
+        # The step returns the loss of each segment; this is the size of that array, for a row.
+        most_segments=max(plan.most_segments().values()) if config.segment_losses else None,
         sharding=sharding,
     )
 
-    def init_state(key):  # a dict: params, optimizer, steps
+    def init_state(key):  # a dict of params, optimizer and steps
         return state_of(model.init_params(key))
 
-    def finish(state):  # an update by the last steps, if they are fewer than config.accumulate
-        params, moments = steps.flush(optimizer, state["optimizer"], state["params"])
-        return {**state, "params": params, "optimizer": moments}
-
-    like = jax.eval_shape(init_state, jax.random.key(0))
-    shardings = parameters.parameter_shardings(like, sharding.mesh)
-    init_state = jax.jit(init_state, out_shardings=shardings)
+    init_state = parameters.jit_init(init_state, sharding.mesh)
     eval_step = steps.make_eval_step(model.loss, sharding=sharding)
-    return trainer.Steps(init_state, train_step, eval_step, finish)
-
-
-# ---- Training and scoring.
+    return trainer.Steps(init_state, train_step, eval_step, optimizer)
 
 
 def train(config: ConfigDict, workdir: epath.Path) -> int:
@@ -120,9 +105,7 @@ def train(config: ConfigDict, workdir: epath.Path) -> int:
         saved = checkpoints.read()  # the last one, without its arrays; at step 0 if there is none
         mesh = steps.make_mesh(config.mesh)
         enter(jax.set_mesh(mesh))
-        sharding: Any = pipeline.loading.batch_sharding(mesh)
-        if config.dynamic_context:
-            sharding = pipeline.DynamicContext(mesh)  # a mesh for each shape of batches
+        sharding = trainer.share_batches(config, mesh)  # the devices that share a batch
         config = trainer.resume_config(config, saved)  # with the values that the run began with
         schedule = trainer.Schedule.of(config, saved, sharding)  # options of batches, by step
         if trainer.is_finished(config, workdir, saved):
@@ -131,14 +114,12 @@ def train(config: ConfigDict, workdir: epath.Path) -> int:
 
         # The data. Every batch of the run is planned here, from lengths alone.
         with clock("prepare"):
-            corpora, held_out = trainer.prepare_on_hosts(
-                config, workdir / "corpus", seed=schedule.seed
-            )
-            corpus = schedule.select(corpora)  # without those that join at no step
+            corpus, held_out = trainer.prepare_run(config, schedule, workdir)
         with clock("plan"):
             schedule = schedule.fit(corpus)  # the shapes of batches
             plan = schedule.plan(corpus)
         layout: Any = {"sharding": sharding, "context_order": config.context_order}
+        layout["features"] = trainer.choose_features(config, corpus)
         batches = pipeline.Batches(corpus, plan.onward(saved.step), **layout)
         evaluation = trainer.evaluation_batches(held_out, batches.plan.options, **layout)
         trainer.require_same_data(batches, evaluation)  # on all hosts, which would else hang
@@ -146,53 +127,40 @@ def train(config: ConfigDict, workdir: epath.Path) -> int:
 
         # The model, and its steps compiled for every shape.
         model = make_model(config, corpus)
-        functions = make_steps(config, model, sharding, max(batches.plan.most_segments().values()))
         with clock("compile"):
-            run = trainer.compile_steps(config, functions, loader, evaluation)
-        trainer.describe_run(
-            workdir, config, schedule, corpus, plan
-        )  # for `lockstep show` and others
-        key = jax.random.key(schedule.seed)
+            functions = make_steps(config, model, sharding, batches.plan)
+            compiled = trainer.compile_steps(config, functions, loader, evaluation)
         with clock("restore" if saved.step else "initialise"):
+            key = jax.random.key(schedule.seed)
             if saved.step:
                 loader.set_state(saved.data)
-                state = checkpoints.restore_state(saved.step, run.init.eval_shape(key))
-            else:
-                state = run.init(key)
-                if config.start_from:  # another run
-                    like = run.init.eval_shape(key)["params"]
-                    _, state["params"] = trainer.restore_parameters(config.start_from, corpus, like)
-            checkpoints.compile(state)  # the checksums
+                state = checkpoints.restore_state(saved.step, compiled.init.eval_shape(key))
+            else:  # with the parameters of the run config.start_from, if that is given
+                state = trainer.start_from(config, compiled.init(key), corpus)
+            checkpoints.compile(state)  # its checksums, so that no save compiles anything
+        trainer.describe_run(workdir, config, schedule, corpus, plan)  # for `lockstep` commands
 
-        log = enter(trainer.TrainingLog(workdir, config, saved, clock, model.flops, run))
+        log = enter(trainer.TrainingLog(workdir, config, schedule, saved, clock, model, compiled))
         signals = enter(steps.hosts.StopSignals())
         step = last = saved.step  # steps that are done, and that are saved
         while True:
             # All hosts agree whether a signal ends the run here.
             stops, ends = signals.received(), step == config.steps
-            if ends:
-                state = run.finish(state)
+            if ends:  # an update by the last steps, if they are fewer than config.accumulate
+                state = compiled.finish(state)
             if step > last and (stops or ends or step % config.checkpoint_every == 0):
-                content = {"config": trainer.as_json(config), "schedule": schedule.as_json()}
-                content["record"] = log.save()
                 with clock("save"):
-                    checkpoints.save(step, state, data=loader.get_state(), run=content)
+                    checkpoints.save(step, state, data=loader.get_state(), run=log.save())
                 last = step
             if stops:
                 break
             if (ends or step % config.eval_every == 0) and not log.evaluated(step):
                 log.flush()
-                with clock("evaluate"):
-                    sums = trainer.evaluate(
-                        evaluation,
-                        run.eval,
-                        state["params"],
-                        stop=signals.received,
-                        eval_batches=config.eval_batches,
-                        num_threads=config.num_threads,
-                    )
+                with clock("evaluate"):  # ends without sums if a signal comes
+                    params, stop = state["params"], signals.received
+                    sums = trainer.evaluate(config, evaluation, compiled.eval, params, stop=stop)
                 log.evaluate(step, sums)
-                continue  # a signal may have come, and then there are no sums
+                continue
             if ends:
                 break
             with clock("wait"):
@@ -201,36 +169,29 @@ def train(config: ConfigDict, workdir: epath.Path) -> int:
                 log.skip(step, loader.planned)
             else:
                 with clock("train"):
-                    state, values = run.train(state, batch)
+                    state, values = compiled.train(state, batch)
                     log.add(step, loader.planned, {**values, **loader.traffic()})  # a step late
             step += 1
         with clock("save"):
             checkpoints.wait()
         log.write_summary(step)
-        if ends and log.evaluated(step):
-            return 0
-        return trainer.say_stopped(signals.reason, step)
+        return 0 if ends and log.evaluated(step) else trainer.say_stopped(signals.reason, step)
 
 
-def score(
-    config: ConfigDict, workdir: epath.Path, directory: str | None = None, *, test: bool = False
-) -> int:
-    """Writes the loss of each document with the parameters of the latest checkpoint.
+def score(config: ConfigDict, workdir: epath.Path, into: str | None = None, test: bool = False):
+    """Writes the loss of each document of the training corpus, or with `test`, of `config.eval`.
 
-    The documents are those of the training corpus, or with `test`, of `config.eval`. Returns 0.
+    It is computed with the latest parameters in `workdir`, and written there if not `into`.
     """
     trainer.require_checkpoint(workdir)
     mesh = steps.make_mesh(config.mesh)
     with jax.set_mesh(mesh):
         corpus, place = trainer.prepare_scored(config, workdir, test=test)
         model = make_model(config, corpus)
-        shapes = jax.eval_shape(model.init_params, jax.random.key(0))
-        shardings = parameters.parameter_shardings(shapes, mesh)
-        like = jax.jit(model.init_params, out_shardings=shardings).eval_shape(jax.random.key(0))
+        like = parameters.jit_init(model.init_params, mesh).eval_shape(jax.random.key(0))
         step, params = trainer.restore_parameters(workdir, corpus, like)
-        into, score_step = directory or place / f"{step}", steps.make_score_step(model.loss)
+        score_step, into = steps.make_score_step(model.loss), into or place / f"{step}"
         trainer.score_corpus(config, corpus, score_step, params, directory=into, mesh=mesh)
-    return 0
 
 
 if __name__ == "__main__":

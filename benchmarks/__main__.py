@@ -14,6 +14,7 @@ python -m benchmarks groups                # continuations that share a prefix i
 python -m benchmarks sides                 # rows of examples with several lengths
 python -m benchmarks pictures              # pictures decoded ahead, packed, and learnt
 python -m benchmarks speech                # frames and letters, packed, sorted, by a budget
+python -m benchmarks stream                # a Grain data set as it comes, beside Grain's packers
 python -m benchmarks tokens                # token files in place, beside a prepared corpus
 """
 
@@ -27,7 +28,7 @@ SECTIONS = ("planner", "balance", "loader", "resume", "change", "growth")
 # Run only if they are named.
 NAMED = (
     *("fill", "scale", "peers", "tiers", "why", "remote", "updates", "groups"),
-    *("sides", "tokens", "pictures", "speech", "histograms"),
+    *("sides", "tokens", "stream", "pictures", "speech", "histograms"),
 )
 # The options that a section has; of the sections that run by default, beside the lengths.
 OPTIONS = {

@@ -37,6 +37,9 @@ def get_config() -> ConfigDict:
     # Instead of the records of `eval`, the share of the training corpus that is held out for
     # evaluation; 0: none.
     config.hold_out = config_dict.placeholder(float)
+    # The field of a record that names what it is of, such as its conversation, file or author:
+    # records with one value are held out together. None: each record by itself.
+    config.hold_out_by = config_dict.placeholder(str)
 
     # The text of a record. kind: "" (all of `field`), "answer" (`templates.Answer`), "chat"
     # (`templates.Chat`), or "preference" (`templates.Preference`). A field that is None has the

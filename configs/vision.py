@@ -17,7 +17,6 @@ from PIL import Image, ImageDraw
 
 import pipeline
 from configs import quickstart
-from pipeline.corpus import open_corpus
 
 # Ids below 256 are the bytes of questions and answers.
 PATCH, BEGIN, VOCAB_SIZE = 256, 257, 258
@@ -67,7 +66,7 @@ def get_config() -> ConfigDict:
 def make_corpus(split: str, directory: epath.Path) -> pipeline.Decoded:
     """Questions about pictures, written into `directory` if they are not there yet."""
     if (directory / "sides.json").exists():
-        corpus: Any = open_corpus(directory)
+        corpus: Any = pipeline.Corpus.open(directory)
     else:
         columns: dict[str, list] = {name: [] for name in ("tokens", "weights", *STORED)}
         for number in range(*map(int, split.split(":"))):

@@ -6,7 +6,7 @@ Shape letters are explained in `models/__init__.py`.
 import logging
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +14,18 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from models.blocked import blocked_attention, needed_blocks
-from models.mesh import per_device, repeat_heads, splits_length
-from models.splash import splash_attention, splash_available, splash_until
+from models.mesh import count_length_parts, per_device, repeat_heads, splits_length
+from models.nvidia import (
+    SKIPPING,
+    find_flaw,
+    key_ranges,
+    packed_attention,
+    tokamax_attention,
+)
+from models.splash import splash_attention, splash_available, splash_masked
 from models.visibility import Visibility, by_segment, causal_until, seen, segment_ends
 
-IMPLEMENTATIONS = ("auto", "dense", "blocked", "splash", "cudnn")
-KERNELS = ("splash", "cudnn")
-NO_KERNEL = "kernels want whole rows, and the mesh splits them over 'context'"
+IMPLEMENTATIONS = ("auto", "dense", "blocked", "splash", "cudnn", *SKIPPING)
 LONGEST_CUDNN = 16_384  # positions of a row; its mask takes 2 bytes for each query and key
 
 Attend = Callable[[Array, Array, Array], Array]
@@ -32,6 +37,8 @@ def make_attention(
     kv_segment_ids: Array | None = None,
     positions: Array | None = None,
     visible_until: Array | None = None,
+    segment_offsets: Array | None = None,
+    kv_segment_offsets: Array | None = None,
     causal: bool = True,
     window: int | None = None,
     implementation: str = "auto",
@@ -59,6 +66,18 @@ def make_attention(
     all keys. Without `visible_until`, the columns of a row may then be in any order:
     `positions` of one segment are compared instead of columns.
 
+    | implementation | where | other segments |
+    | -------------- | ----- | -------------- |
+    | dense | everywhere; short rows | computed |
+    | blocked | everywhere | skipped |
+    | splash | TPU, else interpreted | skipped by tokamax's kernel, computed by JAX's own |
+    | cudnn | GPU of NVIDIA, bfloat16 and float16 | computed |
+    | cudnn_packed | the same, from Hopper on, with `segment_offsets` | skipped |
+    | tokamax | the same, if it is installed | skipped, at least forward |
+
+    The last two are compared with dense attention before their first use. If they cannot be used, a
+    warning says why, and what takes their place.
+
     Args:
         segment_ids: int [B, L], of queries.
         kv_segment_ids: int [B, S], of keys, for cross-attention; None: those of the queries.
@@ -66,6 +85,9 @@ def make_attention(
             a mesh with an axis `context`, else not used.
         visible_until: int [B, L], for each column the first later column that no longer sees it,
             0 on padding; None: the end of its segment.
+        segment_offsets: int32 [B, M+1], for "cudnn_packed": for each segment of queries its first
+            column, then the end of the last. M is static, and at least the most segments in a row.
+        kv_segment_offsets: those of keys, for cross-attention.
         causal: whether a query sees no later key.
         window: at least 1; None: the whole segment.
         implementation: one of `IMPLEMENTATIONS`; "auto" chooses.
@@ -86,19 +108,29 @@ def make_attention(
             "the mesh splits rows over 'context', so causal order and windows compare positions; "
             "give positions."
         )
-    if implementation == "auto":
-        lengths = shapes[0][1], shapes[1][1]
-        implementation, why = choose(
-            jax.default_backend(), jnp.dtype(dtype), *lengths, head_width=head_width
-        )
-        if implementation in KERNELS and splits_length():
-            implementation, why = "blocked", NO_KERNEL
-        _say(implementation, why, *lengths)
-    if implementation in KERNELS and splits_length():
-        raise ValueError(f"implementation is {implementation!r}, but {NO_KERNEL}; use 'blocked'.")
+    lengths = shapes[0][1], shapes[1][1]
+    if itself:
+        kv_segment_offsets = segment_offsets
+    automatic = choose(jax.default_backend(), jnp.dtype(dtype), *lengths, head_width=head_width)
+    flaw = ""
+    if implementation in SKIPPING:
+        offsets = segment_offsets is not None and kv_segment_offsets is not None
+        flaw = _find_flaw_here(implementation, offsets, grouped, causal, window)
+    if implementation == "auto" or flaw:
+        choice = _under_context(automatic) if splits_length() else automatic
+        _say(choice, f"{implementation!r} is not used: {flaw}" if flaw else "")
+        implementation = choice.implementation
 
-    if implementation == "splash":
-        attend = _splash(segment_ids, kv_segment_ids, visible_until, causal, window)
+    # Sorted by segment and position, the keys that a block sees are in few blocks.
+    minor = jnp.zeros_like(kv_segment_ids) if positions is None else positions
+    order = jnp.lexsort((minor, kv_segment_ids)) if any_order else None
+    ids = segment_ids, kv_segment_ids
+    if implementation == "cudnn_packed":
+        attend = _packed(ids, (segment_offsets, kv_segment_offsets), causal, window)
+    elif implementation == "tokamax":
+        attend = _tokamax(ids, order, causal, window)
+    elif implementation == "splash" and not grouped and not splits_length():
+        attend = _splash(ids, causal, window)
     else:
         if causal and not any_order:
             until = segment_ends(segment_ids) if visible_until is None else visible_until
@@ -110,15 +142,19 @@ def make_attention(
         if implementation == "dense":
             attend = partial(dense_attention, seen_BLS=visible.mask())
         elif implementation == "cudnn":
-            attend = _cudnn(visible, causal=causal)
+            attend = _by_visibility(partial(_cudnn, causal=causal and not splits_length()), visible)
+        elif implementation == "splash":
+            attend = _by_visibility(splash_masked, visible, order)
         else:
-            # Sorted by segment and position, the keys that a block sees are in few blocks.
-            minor = jnp.zeros_like(kv_segment_ids) if positions is None else positions
-            order = jnp.lexsort((minor, kv_segment_ids)) if any_order else None
             attend = _blocked(visible, order, adjoining=any_order or not causal)
+    return _checked(attend, *shapes)
+
+
+def _checked(attend: Attend, q_shape: tuple[int, ...], kv_shape: tuple[int, ...]) -> Attend:
+    """Return `attend` with arguments of these shapes, and as many key heads as devices need."""
 
     def checked(q: Array, k: Array, v: Array) -> Array:
-        _check_shapes(q, k, v, *shapes)
+        _check_shapes(q, k, v, q_shape, kv_shape)
         return attend(q, *(repeat_heads(x, q.shape[2]) for x in (k, v)))
 
     return checked
@@ -128,9 +164,7 @@ def _blocked(visible: Visibility, order_BS: Array | None, *, adjoining: bool) ->
     """Return `attend` in blocks, with keys in that order; None: as they are."""
     places_BL, since_BS, until_BS = visible
     if order_BS is not None:
-        since_BS, until_BS = (
-            jnp.take_along_axis(x, order_BS, axis=1) for x in (since_BS, until_BS)
-        )
+        since_BS, until_BS = (_take(x, order_BS) for x in (since_BS, until_BS))
     needed = per_device(
         lambda *ranges: needed_blocks(Visibility(*ranges), adjoining=adjoining),
         (places_BL,),
@@ -139,43 +173,93 @@ def _blocked(visible: Visibility, order_BS: Array | None, *, adjoining: bool) ->
 
     def each(q, places, blocks, counts, k, v, since, until, *order):
         if order:
-            k, v = (jnp.take_along_axis(x, order[0][:, :, None, None], axis=1) for x in (k, v))
+            k, v = (_take(x, order[0]) for x in (k, v))
         return blocked_attention(q, k, v, Visibility(places, since, until), (blocks, counts))
 
     ranges = (since_BS, until_BS) if order_BS is None else (since_BS, until_BS, order_BS)
     return lambda q, k, v: per_device(each, (q, places_BL, *needed), (k, v, *ranges))
 
 
-def _splash(q_ids, kv_ids, visible_until, causal, window) -> Attend:
-    """Return `attend` by kernels for TPUs."""
-    if visible_until is not None:
-        return lambda q, k, v: per_device(splash_until, (q,), (k, v, visible_until))
+def _by_visibility(
+    attend: Callable[..., Array], visible: Visibility, order_BS: Array | None = None
+) -> Attend:
+    """Return `attend` of queries, keys, values and a visibility, for what each device holds.
+
+    Keys are given in that order; None: as they are.
+    """
+    places_BL, *ranges = visible
+
+    def each(q, places, k, v, since, until, *order):
+        if order:
+            k, v, since, until = (_take(x, order[0]) for x in (k, v, since, until))
+        return attend(q, k, v, Visibility(places, since, until))
+
+    order = () if order_BS is None else (order_BS,)
+    return lambda q, k, v: per_device(each, (q, places_BL), (k, v, *ranges, *order))
+
+
+def _splash(ids: tuple[Array, Array], causal: bool, window: int | None) -> Attend:
+    """Return `attend` by kernels for TPUs, for whole rows."""
 
     def each(q, q_ids, k, v, kv_ids):
         return splash_attention(q, k, v, q_ids, kv_ids, causal, window)
 
-    return lambda q, k, v: per_device(each, (q, q_ids), (k, v, kv_ids))
+    return lambda q, k, v: per_device(each, (q, ids[0]), (k, v, ids[1]))
 
 
-def _cudnn(visible: Visibility, *, causal: bool) -> Attend:
-    """Return `attend` by cuDNN's kernel for GPUs of NVIDIA, which never stores the scores."""
-    places_BL, *ranges = visible
+def _cudnn(q: Array, k: Array, v: Array, visible: Visibility, *, causal: bool) -> Array:
+    """Return the result of cuDNN's kernel for GPUs of NVIDIA, which never stores the scores.
 
-    def each(q, places, k, v, since, until):
-        mask = seen(places, since, until)
-        return dense_attention(q, k, v, mask, is_causal=causal, implementation="cudnn")
+    `causal` says that queries and keys are the same columns, in order.
+    """
+    return dense_attention(q, k, v, seen(*visible), is_causal=causal, implementation="cudnn")
 
-    return lambda q, k, v: per_device(each, (q, places_BL), (k, v, *ranges))
+
+def _packed(ids, offsets, causal, window) -> Attend:
+    """Return `attend` by cuDNN's packed layout."""
+
+    def each(q, q_ids, k, v, kv_ids, q_offsets, kv_offsets):
+        return packed_attention(q, k, v, q_ids, kv_ids, q_offsets, kv_offsets, causal, window)
+
+    return lambda q, k, v: per_device(each, (q, ids[0]), (k, v, ids[1], *offsets))
+
+
+def _tokamax(ids, order_BS, causal, window) -> Attend:
+    """Return `attend` by tokamax's kernels for GPUs, with keys in that order; None: as they are."""
+    ranges = key_ranges(ids[0], ids[1], order_BS, causal=causal, window=window)
+
+    def each(q, first, stop, k, v, *order):
+        if order:
+            k, v = (_take(x, order[0]) for x in (k, v))
+        return tokamax_attention(q, k, v, first, stop)
+
+    order = () if order_BS is None else (order_BS,)
+    return lambda q, k, v: per_device(each, (q, *ranges), (k, v, *order))
+
+
+def _take(x_BS: Array, order_BS: Array) -> Array:
+    """Return [B, S, …] with the columns in that order."""
+    return jnp.take_along_axis(
+        x_BS, order_BS.reshape(*order_BS.shape, *[1] * (x_BS.ndim - 2)), axis=1
+    )
+
+
+class Choice(NamedTuple):
+    """An implementation, and what is said of it."""
+
+    implementation: str
+    why: str  # the end of a sentence
+    faster: str = ""  # what may be faster here, a sentence
 
 
 def choose(
     platform: str, dtype: jnp.dtype, q_length: int, kv_length: int, *, head_width: int = 64
-) -> tuple[str, str]:
-    """Return the implementation that "auto" chooses, and why, as the end of a sentence.
+) -> Choice:
+    """Return the implementation that "auto" chooses, and why.
 
-    All implementations respect segments; the choice is about speed and memory.
+    All implementations respect segments; the choice is about speed and memory, as measured.
 
-    >>> choose("cpu", jnp.dtype("float32"), 4096, 4096)
+    >>> choose("cpu", jnp.dtype("float32"), 4096, 4096)[:2]
     ('blocked', 'on CPU it was faster than dense at every length from 64')
 
     Args:
@@ -186,16 +270,56 @@ def choose(
         head_width: numbers in a query.
     """
     if platform == "cpu":
-        return "blocked", "on CPU it was faster than dense at every length from 64"
+        return Choice("blocked", "on CPU it was faster than dense at every length from 64")
     if platform == "gpu" and _fits_cudnn(dtype, q_length, kv_length, head_width):
-        return "cudnn", "on GPUs of NVIDIA its kernel was the fastest up to rows of 16,384"
+        why = "on GPUs of NVIDIA its kernel was the fastest up to rows of 16,384"
+        return Choice("cudnn", why, UNMEASURED)
     if q_length * kv_length <= 512 * 512:
-        return "dense", "rows are so short that masking all scores in one step is cheap"
+        return Choice("dense", "rows are so short that masking all scores in one step is cheap")
     if platform == "tpu" and dtype != jnp.float16:
         if splash_available():
-            return "splash", "on TPU its kernel skips other segments"
-        return "blocked", "tokamax 0.0.17 or newer, whose kernel skips segments, is not installed"
-    return "blocked", "it needs no L×S array and skips other segments"
+            return Choice("splash", "on TPU its kernel skips other segments")
+        why = "on TPU its kernel, here JAX's own, is faster than plain loops"
+        return Choice("splash", why, "tokamax 0.0.17 (Python 3.12) also skips other segments")
+    faster = UNMEASURED if platform == "gpu" else ""
+    return Choice("blocked", "it needs no L×S array and skips other segments", faster)
+
+
+UNMEASURED = (
+    "from Hopper on, 'cudnn_packed' and 'tokamax' skip other segments, and may be faster; "
+    "benchmarks/accelerator.py measures them"
+)
+
+
+def _under_context(automatic: Choice) -> Choice:
+    """The choice of "auto" for rows that are divided over devices, where no kernel is measured."""
+    why = f"rows are divided over {count_length_parts()} devices"
+    kernel = automatic.implementation
+    if kernel == "splash":
+        return Choice("blocked", why, "'splash' keeps a kernel, but is not measured there")
+    if kernel == "cudnn":
+        faster = "'tokamax' (Python 3.12) and 'cudnn' keep a kernel, but are not measured there"
+        return Choice("blocked", why, faster)
+    return automatic
+
+
+def _find_flaw_here(
+    name: str, offsets: bool, grouped: bool, causal: bool, window: int | None
+) -> str:
+    """Return why a kernel that skips segments cannot be used for these options; "" if it can."""
+    if grouped:
+        return "rows have groups, which need a mask"
+    if name == "cudnn_packed":
+        if splits_length():
+            return "it needs whole rows, and the mesh divides them over 'context'"
+        if not offsets:
+            return (
+                "it needs segment_offsets, a field of batches on request: "
+                "features=['inputs_segment_offsets']"
+            )
+        if window is not None and not causal:
+            return "it has no window that sees both ways"
+    return find_flaw(name)
 
 
 def _fits_cudnn(dtype: jnp.dtype, q_length: int, kv_length: int, head_width: int) -> bool:
@@ -214,14 +338,15 @@ def _fits_cudnn(dtype: jnp.dtype, q_length: int, kv_length: int, head_width: int
 
 
 @cache
-def _say(implementation: str, why: str, q_length: int, kv_length: int) -> None:
-    """Log a choice once."""
-    logging.getLogger(__name__).info(
-        "attention over rows of %d × %d positions: %r, because %s.",
-        q_length,
-        kv_length,
-        implementation,
-        why,
+def _say(choice: Choice, flaw: str) -> None:
+    """Log a choice once; as a warning, if it takes the place of what was asked for."""
+    faster = f"; {choice.faster}" if choice.faster and not flaw else ""
+    logging.getLogger(__name__).log(
+        logging.WARNING if flaw else logging.INFO,
+        "attention: %s%r, because %s%s.",
+        f"{flaw}; instead " if flaw else "",
+        *choice[:2],
+        faster,
     )
 
 

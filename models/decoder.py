@@ -37,13 +37,16 @@ class Decoder(nnx.Module):
         segment_ids: Array,
         positions: Array,
         visible_until: Array | None = None,
+        segment_offsets: Array | None = None,
     ) -> Array:
         """Return float32 logits [B, L, V] from int32 tokens, segment ids and positions [B, L].
 
         `visible_until`, int32 [B, L], is a field of batches with groups: continuations of one
-        prefix, which do not see one another.
+        prefix, which do not see one another. `segment_offsets`, int32 [B, M+1], are another, for
+        attention that takes them.
         """
-        return self.embedding.logits(self.hidden(inputs, segment_ids, positions, visible_until))
+        hidden_BLD = self.hidden(inputs, segment_ids, positions, visible_until, segment_offsets)
+        return self.embedding.logits(hidden_BLD)
 
     def hidden(
         self,
@@ -51,8 +54,13 @@ class Decoder(nnx.Module):
         segment_ids: Array,
         positions: Array,
         visible_until: Array | None = None,
+        segment_offsets: Array | None = None,
     ) -> Array:
         """Return the vectors [B, L, D] from which `embedding.logits` makes the logits."""
         return self.transformer(
-            self.embedding(inputs), segment_ids, positions, visible_until_BL=visible_until
+            self.embedding(inputs),
+            segment_ids,
+            positions,
+            visible_until_BL=visible_until,
+            segment_offsets=(segment_offsets, None),
         )

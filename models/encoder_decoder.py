@@ -43,8 +43,13 @@ class EncoderDecoder(nnx.Module):
         decoder_inputs: Array,
         targets_segment_ids: Array,
         targets_positions: Array,
+        inputs_segment_offsets: Array | None = None,
+        targets_segment_offsets: Array | None = None,
     ) -> Array:
-        """Return float32 logits [B, L, V]; the first three are int32 [B, S], the others [B, L]."""
+        """Return float32 logits [B, L, V]; the first three are int32 [B, S], the others [B, L].
+
+        Offsets, int32 [B, M+1], are for attention that takes them.
+        """
         hidden_BLD = self.hidden(
             inputs,
             inputs_segment_ids,
@@ -52,6 +57,8 @@ class EncoderDecoder(nnx.Module):
             decoder_inputs,
             targets_segment_ids,
             targets_positions,
+            inputs_segment_offsets,
+            targets_segment_offsets,
         )
         return self.embedding.logits(hidden_BLD)
 
@@ -63,12 +70,20 @@ class EncoderDecoder(nnx.Module):
         decoder_inputs: Array,
         targets_segment_ids: Array,
         targets_positions: Array,
+        inputs_segment_offsets: Array | None = None,
+        targets_segment_offsets: Array | None = None,
     ) -> Array:
         """Return the vectors [B, L, D] from which `embedding.logits` makes the logits."""
-        memory_BSD = self.encoder(self.embedding(inputs), inputs_segment_ids, inputs_positions)
+        memory_BSD = self.encoder(
+            self.embedding(inputs),
+            inputs_segment_ids,
+            inputs_positions,
+            segment_offsets=(inputs_segment_offsets, None),
+        )
         return self.decoder(
             self.embedding(decoder_inputs),
             targets_segment_ids,
             targets_positions,
             memory=(memory_BSD, inputs_segment_ids),
+            segment_offsets=(targets_segment_offsets, inputs_segment_offsets),
         )

@@ -26,6 +26,11 @@ def splits_length() -> bool:
     return LENGTH_AXIS in _axis_sizes()
 
 
+def count_length_parts() -> int:
+    """Return the number of devices that rows are divided over along their length."""
+    return _axis_sizes().get(LENGTH_AXIS, 1)
+
+
 def split_batch(x: Array) -> Array:
     """Return x [B, L, …], with rows split over `data` and `fsdp`, and positions over `context`.
 

@@ -6,9 +6,11 @@ One table by name, instead of notes on every parameter, also fits trees that mir
 
 import functools
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 # Mesh axes for each dimension. `fsdp` splits the residual width D of every matrix; `tensor` splits
@@ -25,6 +27,12 @@ AXES: dict[str, tuple[str | None, ...]] = {
     "down": ("tensor", "fsdp"),  # F, D
     "scale": (None,),  # D
 }
+
+
+def jit_init(init: Callable[[Array], Any], mesh: Mesh) -> Any:
+    """`init`, from a key to parameters or a state, jitted: each device makes its part of them."""
+    shapes = jax.eval_shape(init, jax.random.key(0))
+    return jax.jit(init, out_shardings=parameter_shardings(shapes, mesh))
 
 
 def parameter_shardings(tree: Any, mesh: Mesh) -> Any:

@@ -96,11 +96,13 @@ class Transformer(nnx.Module):
         positions_BL: Array,
         memory: tuple[Array, Array] | None = None,
         visible_until_BL: Array | None = None,
+        segment_offsets: tuple[Array | None, Array | None] = (None, None),
     ) -> Array:
         """Return the last hidden states, normed: [B, L, D] in x's dtype.
 
         `memory` is (vectors [B, S, D], segment ids [B, S]). Without causal order, positions may
-        have several dimensions, [B, L, A].
+        have several dimensions, [B, L, A]. `segment_offsets`, [B, M+1], are those of the rows and
+        of the memory, for attention that takes them.
         """
         scan = self.config.scan_layers
         options: Any = {
@@ -112,6 +114,7 @@ class Transformer(nnx.Module):
             segment_ids_BL,
             positions=positions_BL if positions_BL.ndim == 2 else None,
             visible_until=visible_until_BL,
+            segment_offsets=segment_offsets[0],
             causal=self.causal,
             window=self.config.window,
             **options,
@@ -121,7 +124,14 @@ class Transformer(nnx.Module):
             memory_BSD, ids_BS = memory
             across = (
                 memory_BSD,
-                make_attention(segment_ids_BL, kv_segment_ids=ids_BS, causal=False, **options),
+                make_attention(
+                    segment_ids_BL,
+                    kv_segment_ids=ids_BS,
+                    segment_offsets=segment_offsets[0],
+                    kv_segment_offsets=segment_offsets[1],
+                    causal=False,
+                    **options,
+                ),
             )
         graph, _ = nnx.split(self.layers if scan else self.layers[0])
 

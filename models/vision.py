@@ -71,14 +71,22 @@ class VisionDecoder(nnx.Module):
         patch_image: Array,
         patch_yx: Array,
         patch: Array,
+        segment_offsets: Array | None = None,
     ) -> Array:
         """Return float32 logits [B, L, V].
 
         `patch`, int32 [B, L], is the column of the patch that a token stands for, or −1. The other
-        arguments are those of `Decoder` and `PatchEncoder`.
+        arguments are those of `Decoder` and `PatchEncoder`; patches have no offsets.
         """
         hidden_BLD = self.hidden(
-            inputs, segment_ids, positions, patches, patch_image, patch_yx, patch
+            inputs,
+            segment_ids,
+            positions,
+            patches,
+            patch_image,
+            patch_yx,
+            patch,
+            segment_offsets,
         )
         return self.embedding.logits(hidden_BLD)
 
@@ -91,11 +99,12 @@ class VisionDecoder(nnx.Module):
         patch_image: Array,
         patch_yx: Array,
         patch: Array,
+        segment_offsets: Array | None = None,
     ) -> Array:
         """Return the vectors [B, L, D] from which `embedding.logits` makes the logits."""
         seen_BSD = self.encoder(patches, patch_image, patch_yx)
         x_BLD = self.embedding(inputs) + follow(seen_BSD, patch)
-        return self.decoder(x_BLD, segment_ids, positions)
+        return self.decoder(x_BLD, segment_ids, positions, segment_offsets=(segment_offsets, None))
 
 
 def follow(values_BSD: Array, pointer_BL: Array) -> Array:

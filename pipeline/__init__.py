@@ -38,7 +38,15 @@ if TYPE_CHECKING:
     )
     from pipeline.corpus import engines as engines
     from pipeline.fields import attention_mask, follow, rename
-    from pipeline.loading import Batch, Batches, DynamicContext, Loader, load, to_global
+    from pipeline.loading import (
+        Batch,
+        Batches,
+        DynamicContext,
+        Loader,
+        PackedStream,
+        load,
+        to_global,
+    )
     from pipeline.scoring import pack, score, unpack
     from pipeline.text import Feature
     from pipeline.text import sources as sources
@@ -48,7 +56,10 @@ if TYPE_CHECKING:
 # Names that are imported when first used, by room (all others are in `corpus`); and modules.
 _NAMES: dict[str, tuple[str, ...]] = {
     "fields": ("attention_mask", "follow", "rename"),
-    "loading": ("Batch", "Batches", "DynamicContext", "Loader", "load", "to_global"),
+    "loading": (
+        *("Batch", "Batches", "DynamicContext", "Loader", "PackedStream", "load"),
+        "to_global",
+    ),
     "scoring": ("pack", "score", "unpack"),
     "text": ("Feature",),
 }
@@ -73,6 +84,7 @@ __all__ = [
     "InPlace",
     "Loader",
     "Masked",
+    "PackedStream",
     "Pairs",
     "Plan",
     "PlannedBatch",

@@ -112,7 +112,8 @@ def test_the_installed_package_is_pipeline_alone_with_its_command(printed, pytho
         "import importlib.util, pathlib, pipeline, pipeline.report, pipeline.text.sources.source;"
         "print(pathlib.Path(pipeline.__file__).with_name('py.typed').exists());"
         "print(pathlib.Path(pipeline.__file__).parent.parent);"
-        "print([each for each in ('models', 'configs', 'tests') if importlib.util.find_spec(each)])"
+        "others = ('models', 'configs', 'trainer', 'tests');"
+        "print([each for each in others if importlib.util.find_spec(each)])"
         "\nfrom importlib.metadata import entry_points;"
         "(script,) = entry_points(group='console_scripts', name='lockstep');"
         "script.load()(['--version'])"
@@ -121,6 +122,16 @@ def test_the_installed_package_is_pipeline_alone_with_its_command(printed, pytho
     assert (typed, others) == ("True", "[]")
     assert pathlib.Path(place) != ROOT
     assert str(python.parent.parent) in place
+
+
+def test_a_config_needs_a_checkout_and_the_command_says_so(python, tmp_path):
+    (tmp_path / "mine.py").write_text("from configs import quickstart\n")
+    command = [python, "-P", "-m", "pipeline", "report", "mine.py"]
+    done = run(
+        command, cwd=tmp_path, env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    )
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert "a config is read by trainer/ of a checkout of Lockstep" in done.stderr
 
 
 def test_planning_there_needs_numpy_only(printed):

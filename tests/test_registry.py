@@ -50,7 +50,7 @@ def test_kinds_of_an_installed_package_work_from_a_shell_and_from_python(install
     assert installed("-c", program, cwd=tmp_path).strip() == "WHO?"
     words = "--tokens", "words", "base=16"
     installed(*command, "prepare", "ids.txt", *words, "--into", "linked", cwd=tmp_path)
-    program = "from pipeline.corpus.pairs import open_corpus; "
+    program = "from pipeline.corpus.opening import open_corpus; "
     program += "print(open_corpus('linked')[0]['inputs'])"
     assert installed("-c", program, cwd=tmp_path).strip() == "[255]"
     printed = installed(*command, "kinds", "templates", cwd=tmp_path)

@@ -3,22 +3,21 @@
 from trainer import launch
 from trainer.checkpoint import Checkpoints
 from trainer.config import (
-    as_json,
     check_config,
     check_warmup,
     default_workdir,
     load_config,
     resume_config,
 )
-from trainer.corpora import prepare_corpora, prepare_on_hosts, prepare_scored
+from trainer.corpora import prepare_corpora, prepare_run, prepare_scored
 from trainer.evaluation import evaluate, evaluation_batches, require_same_data
 from trainer.log import TrainingLog, is_finished, say_stopped
-from trainer.model import Model, choose_network
-from trainer.parameters import require_checkpoint, restore_parameters
+from trainer.model import Model, choose_features, choose_network
+from trainer.parameters import require_checkpoint, restore_parameters, start_from
 from trainer.schedule import Schedule
 from trainer.scoring import score_corpus
 from trainer.stats import Clock
-from trainer.steps import Steps, compile_steps
+from trainer.steps import Steps, compile_steps, share_batches
 from trainer.workdir import describe_run, work_directory
 
 __all__ = [
@@ -28,9 +27,9 @@ __all__ = [
     "Schedule",
     "Steps",
     "TrainingLog",
-    "as_json",
     "check_config",
     "check_warmup",
+    "choose_features",
     "choose_network",
     "compile_steps",
     "default_workdir",
@@ -41,7 +40,7 @@ __all__ = [
     "launch",
     "load_config",
     "prepare_corpora",
-    "prepare_on_hosts",
+    "prepare_run",
     "prepare_scored",
     "require_checkpoint",
     "require_same_data",
@@ -49,5 +48,7 @@ __all__ = [
     "resume_config",
     "say_stopped",
     "score_corpus",
+    "share_batches",
+    "start_from",
     "work_directory",
 ]

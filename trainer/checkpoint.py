@@ -41,6 +41,17 @@ class Saved(NamedTuple):
 NOTHING = Saved(0, {}, {})
 
 
+class CheckpointManager(ocp.CheckpointManager):
+    """A manager that leaves signals to `StopSignals`.
+
+    JAX lets processes agree on the number of a call, and orbax would count by steps.
+    """
+
+    def reached_preemption(self, step: int) -> bool:
+        """Never: the program that saves knows why it does."""
+        return False
+
+
 class Checkpoints:
     """A directory of checkpoints, written by orbax in the background; the latest ones stay.
 
@@ -63,7 +74,7 @@ class Checkpoints:
         self._keep = keep
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
         self._upload: Future | None = None
-        self._manager = ocp.CheckpointManager(
+        self._manager = CheckpointManager(
             self._mirror.local if self._mirror else self._directory,
             options=ocp.CheckpointManagerOptions(preservation_policy=self, create=True),
         )
@@ -150,7 +161,8 @@ class Checkpoints:
     def close(self) -> None:
         """Waits until everything is saved, and releases the directory."""
         self.wait()
-        self._manager.close()
+        with name_full_disk(self._directory):
+            self._manager.close()
         self._thread.shutdown()
 
     def __enter__(self) -> "Checkpoints":

@@ -112,6 +112,8 @@ def check_config(config: ConfigDict) -> None:
     hosts.require_agreement({"configuration": list_fields(as_json(config))})
     for name in ("steps", "accumulate", "eval_every", "checkpoint_every", "keep"):
         require_whole(f"config.{name}", config[name], 1)
+    if config.eval_batches is not None:
+        require_whole("config.eval_batches", config.eval_batches, 1)
     for step in config.skip_steps:
         require_whole("a step of config.skip_steps", step, 0)
     numbers = list_fields(config.to_dict())

@@ -13,7 +13,7 @@ from pipeline.corpus.corpora import Corpora
 from pipeline.corpus.in_place import InPlace
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.links import link
-from pipeline.corpus.pairs import open_corpus
+from pipeline.corpus.opening import open_corpus
 from pipeline.corpus.preparing.preparation import prepare
 from pipeline.corpus.tasks import CAUSAL, Task
 from pipeline.errors import InvalidValue, require_share
@@ -22,6 +22,8 @@ from pipeline.registry import choose, import_object
 from pipeline.steps import hosts
 from pipeline.text import sources, templates, tokenizers
 from pipeline.text.config import open_source, open_template, open_tokenizer
+from pipeline.text.features import Feature
+from trainer.schedule import Schedule
 
 MAKER = "such as configs.vision:make_corpus"
 
@@ -44,7 +46,7 @@ class Text:
     source: sources.Source | sources.Sharded
     field: str
     template: templates.Template | None
-    rules: Mapping[str, Any]  # `on_error` and `strict`, as for `prepare`
+    rules: Mapping[str, Any]  # `on_error`, `strict` and `features`, as for `prepare`
 
     @property
     def texts(self) -> tuple[Any, Any]:
@@ -75,7 +77,10 @@ def _open_text(name: str, fields: Any, config: Any) -> Text:
                 "template.kind '' and task.kind 'causal'"
             )
         field, template = "", templates.Pair.of(field)
-    return Text(open_source(fields, name), field, template, config.get("prepare", {}))
+    rules = dict(config.get("prepare", {}))
+    if key := config.get("hold_out_by"):
+        rules["features"] = {**getattr(template, "features", {}), key: Feature("example", key=True)}
+    return Text(open_source(fields, name), field, template, rules)
 
 
 @dataclass(frozen=True)
@@ -161,6 +166,11 @@ def prepare_corpora(
             raise InvalidValue("config.added has a corpus 'train'; give it another name")
         training = {"train": config.train, **{f"added/{name}": added[name] for name in added}}
     share, every = config.get("hold_out"), {**training, "eval": config.eval}
+    if config.get("hold_out_by") and not share:
+        raise InvalidValue(
+            f"config.hold_out_by is {config.hold_out_by!r}, and config.hold_out is {share}; give "
+            "the share that is held out, or remove hold_out_by"
+        )
     if share:
         require_share("config.hold_out", share)
         del every["eval"]
@@ -202,7 +212,8 @@ def prepare_corpora(
         else Corpora(dict(zip(names, several, strict=True)))
     )
     try:
-        return first.split(share) if share else (first, opened[-1])
+        by = config.get("hold_out_by")
+        return first.split(share, by=by) if share else (first, opened[-1])
     except InvalidValue as error:
         raise InvalidValue(f"config.{error}") from error
 
@@ -216,7 +227,8 @@ def prepare_scored(config: Any, workdir: epath.Path, *, test: bool) -> tuple[Any
     if not test:
         return prepare_on_hosts(config, workdir / "corpus")[0], workdir / "scores"
     fields = json.loads(config.to_json())
-    tested = fields.get("hold_out") or fields["eval"]
+    by = fields.get("hold_out_by")
+    tested = [fields["hold_out"], by] if by else fields.get("hold_out") or fields["eval"]
     directory = workdir / "tests" / fingerprint_of([tested, fields["template"]])
     if config.get("hold_out"):
         _, corpus = prepare_on_hosts(config, workdir / "corpus")
@@ -229,6 +241,12 @@ def prepare_scored(config: Any, workdir: epath.Path, *, test: bool) -> tuple[Any
             scored.tokenizer.model = os.fspath(workdir / "corpus" / "tokenizer.model")
     _, corpus = prepare_on_hosts(scored, directory)
     return corpus, directory
+
+
+def prepare_run(config: Any, schedule: Schedule, workdir: epath.Path) -> tuple[Any, AnyCorpus]:
+    """The corpora for training and evaluation of a run, which process 0 prepares first."""
+    corpora, held_out = prepare_on_hosts(config, workdir / "corpus", seed=schedule.seed)
+    return schedule.select(corpora), held_out
 
 
 def prepare_on_hosts(

@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from ml_collections import ConfigDict
 
 from pipeline.corpus.interface import AnyCorpus
-from pipeline.errors import InvalidValue, require_whole
+from pipeline.errors import InvalidValue
 from pipeline.loading import Batches, Loader
 from pipeline.planning import Plan
 from pipeline.planning.options import Options
@@ -51,25 +52,23 @@ class Evaluation(NamedTuple):
 
 
 def evaluate(
+    config: ConfigDict,
     batches: Batches,
     step: Callable,
     params: Any,
     *,
     stop: Callable[[], bool] = lambda: False,
-    eval_batches: int | None = None,
-    num_threads: int = 1,
 ) -> Evaluation | None:
-    """The sums over all batches, or over the first `eval_batches`; None if `stop()` ended them.
+    """The sums over all batches, or over `config.eval_batches`; None if `stop()` ended them.
 
     `step` is that of `make_eval_step`. `stop` is asked after each batch. The sums of all batches
     stay on the devices until the last one.
     """
-    if eval_batches is not None:
-        require_whole("eval_batches", eval_batches, 1)
-    whole = eval_batches is None or eval_batches >= len(batches)
+    count = config.eval_batches
+    whole = count is None or count >= len(batches)
     sums: list[Any] = []
-    with Loader(batches, num_threads=num_threads) as loader:
-        for batch in itertools.islice(loader, eval_batches):
+    with Loader(batches, num_threads=config.num_threads) as loader:
+        for batch in itertools.islice(loader, count):
             sums.append(step(params, batch))
             if len(sums) > 1:  # so that no more than two batches are in flight
                 jax.block_until_ready(sums[-2])

@@ -22,7 +22,7 @@ from pipeline.fs import as_path
 from pipeline.steps import hosts
 from trainer.config import CHECKOUT, default_workdir, load_config, stored_config
 
-LOGGERS = "pipeline", "trainer"  # those of the project
+LOGGERS = "pipeline", "trainer", "models"  # those of the project
 
 DEFAULT = os.fspath(CHECKOUT / "configs" / "quickstart.py")
 
@@ -43,11 +43,11 @@ WAIT = flags.DEFINE_integer("wait", 100, "Seconds of silence after which a host 
 VERSION = flags.DEFINE_bool("version", False, "Print the version and exit.")
 
 
-def run(train: Callable[[ConfigDict, epath.Path], int], score: Callable[..., int]) -> None:
+def run(train: Callable[[ConfigDict, epath.Path], int], score: Callable[..., None]) -> None:
     """Parses the flags, joins the hosts, trains or scores, and ends with the status of that.
 
     Process 0 prints the log of the library, and the others only warnings. The calls are
-    `train(config, workdir)` and `score(config, workdir, directory, test=…)`.
+    `train(config, workdir)` and `score(config, workdir, into, test=…)`.
     """
     # Until a run begins, ^C ends the process as SIGTERM does: JAX runs inside callbacks of Python's
     # garbage collector, where a KeyboardInterrupt would be lost.
@@ -66,7 +66,7 @@ def run(train: Callable[[ConfigDict, epath.Path], int], score: Callable[..., int
             config, workdir = flags.FLAGS.config, as_path(flags.FLAGS.workdir)
             if MODE.value == "train":
                 sys.exit(train(config, workdir))
-            sys.exit(score(config, workdir, SCORES.value, test=MODE.value == "evaluate"))
+            score(config, workdir, SCORES.value, test=MODE.value == "evaluate")
 
     app.run(start, flags_parser=parse_flags)
 

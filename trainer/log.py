@@ -5,7 +5,7 @@ import dataclasses
 import json
 import logging
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -19,9 +19,12 @@ from pipeline.history.progress import Progress
 from pipeline.planning.planned import PlannedBatch
 from pipeline.steps import CompileLog
 from trainer.checkpoint import Saved
+from trainer.config import as_json
 from trainer.evaluation import Evaluation
+from trainer.model import Model
+from trainer.schedule import Schedule
 from trainer.stats import Clock, RunStats, goodput, peak_of
-from trainer.steps import Steps
+from trainer.steps import CompiledSteps
 from trainer.tensorboard import TensorBoard
 
 logger = logging.getLogger(__name__)
@@ -35,9 +38,10 @@ class TrainingLog(contextlib.ExitStack):
     Args:
         workdir: that of the run.
         config: that of the run.
+        schedule: the fitted one, of the run's batches.
         saved: the checkpoint that the run resumes from.
         clock: has the seconds of this start so far, and of earlier ones.
-        flops: that of a `Model`.
+        model: its `flops` are for the utilisation.
         steps: the compiled steps; if they are compiled after the start, that is counted.
     """
 
@@ -45,13 +49,15 @@ class TrainingLog(contextlib.ExitStack):
         self,
         workdir: epath.Path,
         config: ConfigDict,
+        schedule: Schedule,
         saved: Saved,
         clock: Clock,
-        flops: Callable[[PlannedBatch], float],
-        steps: Steps,
+        model: Model,
+        steps: CompiledSteps,
     ):
         super().__init__()
-        self._workdir, self._clock, self._flops, self._steps = workdir, clock, flops, steps
+        self._workdir, self._clock, self._steps, self._flops = workdir, clock, steps, model.flops
+        self._content = {"config": as_json(config), "schedule": schedule.as_json()}
         if saved.step:
             logger.info(f"resumed: step {saved.step:,} of {config.steps:,}")
         self._stats = RunStats(**saved.record)
@@ -107,18 +113,20 @@ class TrainingLog(contextlib.ExitStack):
             self._log.evaluate(step, *sums)
 
     def save(self) -> dict[str, Any]:
-        """Saves the log beyond this process; returns the statistics for a checkpoint, as JSON."""
+        """Saves the log beyond this process; returns the item `run` of a checkpoint.
+
+        It has the config, the schedule and the statistics of the run.
+        """
         self.flush()
-        with self._clock("save"):
-            self._log.save()
-            for board in self._boards:
-                board.save()
+        self._log.save()
+        for board in self._boards:
+            board.save()
         names = [f"jit({step.name})" for step in (self._steps.train, self._steps.eval)]
         compiled = sum(name in names for name in self._compiled.names)
         self._stats.compiles_after_start = compiled
         self._stats.other_compiles = len(self._compiled.names) - compiled
         self._stats.seconds = self._clock.seconds()
-        return dataclasses.asdict(self._stats)
+        return {**self._content, "record": dataclasses.asdict(self._stats)}
 
     def write_summary(self, steps: int) -> None:
         """Logs the summary of the run after some steps, and writes it to `summary.json`."""

@@ -33,8 +33,8 @@ class Model(NamedTuple):
 class Network(NamedTuple):
     """A network of a config: `make(rngs)` makes the module.
 
-    `fields` are the fields of a batch that it is called with, in order; it leaves out those that a
-    batch lacks. `flops` is that of a `Model`.
+    `fields` are the fields of a batch that it is called with, in order; in place of those that a
+    batch lacks, it takes None. `flops` is that of a `Model`.
     """
 
     make: Callable[[nnx.Rngs], nnx.Module]
@@ -45,15 +45,28 @@ class Network(NamedTuple):
 INPUTS = "inputs", "inputs_segment_ids", "inputs_positions"
 TARGETS = "decoder_inputs", "targets_segment_ids", "targets_positions"
 GROUPS = ("visible_until",)  # several continuations of one prefix
+OFFSETS = "inputs_segment_offsets", "targets_segment_offsets"  # see `choose_features`
 PATCHES = "patches", "patch_image", "patch_yx", "patch"  # features, as in configs/vision.py
 
 # For each `config.architecture`: the module, its fields, and the sides that a corpus must have.
 ARCHITECTURES: dict[str, tuple[Any, tuple[str, ...], tuple[str, ...]]] = {
-    "decoder": (Decoder, INPUTS + GROUPS, ("inputs",)),
-    "encoder": (Encoder, INPUTS, ("inputs",)),
-    "encoder_decoder": (EncoderDecoder, INPUTS + TARGETS, ("inputs", "targets")),
-    "vision_decoder": (VisionDecoder, INPUTS + PATCHES, ("inputs", "patches", "images")),
+    "decoder": (Decoder, INPUTS + GROUPS + OFFSETS[:1], ("inputs",)),
+    "encoder": (Encoder, INPUTS + GROUPS + OFFSETS[:1], ("inputs",)),
+    "encoder_decoder": (EncoderDecoder, INPUTS + TARGETS + OFFSETS, ("inputs", "targets")),
+    "vision_decoder": (
+        VisionDecoder,
+        INPUTS + PATCHES + OFFSETS[:1],
+        ("inputs", "patches", "images"),
+    ),
 }
+
+
+def choose_features(config: ConfigDict, corpus: AnyCorpus) -> list[str] | None:
+    """The features of batches, with the offsets of segments if attention takes them; None: all."""
+    if config.model.attention != "cudnn_packed":
+        return None
+    of_text = [name for name in OFFSETS if name.split("_")[0] in corpus.side_names]
+    return [*corpus.features, *of_text]
 
 
 def choose_network(config: ConfigDict, corpus: AnyCorpus) -> Network:

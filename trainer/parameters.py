@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from etils import epath
+from ml_collections import ConfigDict
 
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.errors import InvalidValue
@@ -45,11 +46,19 @@ def require_checkpoint(workdir: epath.PathLike) -> None:
         )
 
 
+def start_from(config: ConfigDict, state: dict[str, Any], corpus: AnyCorpus) -> dict[str, Any]:
+    """A new state, with the parameters of the run `config.start_from` if that is given."""
+    if not config.start_from:
+        return state
+    _, params = restore_parameters(config.start_from, corpus, state["params"])
+    return {**state, "params": params}
+
+
 def restore_parameters(workdir: epath.PathLike, corpus: AnyCorpus, like: Any) -> tuple[int, Any]:
     """The step of the latest checkpoint of the run in `workdir`, and the parameters in it.
 
     The run must have the model and the tokenizer of `corpus`, and may have any optimizer. `like` is
-    the parameters, as `jax.ShapeDtypeStruct`s with shardings.
+    the parameters, or `jax.ShapeDtypeStruct`s with shardings in their place.
     """
     place = as_path(workdir)
     require_tokenizer(place, corpus)

@@ -5,10 +5,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+from jax.sharding import Mesh, NamedSharding
 from ml_collections import ConfigDict
 
-from pipeline.loading import Batches, Loader
-from pipeline.steps import Compiled, programs_table
+from pipeline.loading import Batches, DynamicContext, Loader, batch_sharding
+from pipeline.steps import Compiled, flush, programs_table
 
 logger = logging.getLogger(__name__)
 
@@ -20,18 +21,36 @@ class Steps(NamedTuple):
         init: from a key to the state, a dict with `params`; jitted, with the state's shardings.
         train: from state and batch to the next state, and a dict of values.
         eval: from parameters and batch to the two sums of the loss.
-        finish: from the last state to one with an update by the gradients of an unfinished window
-            of `accumulate`, if there is one.
+        optimizer: that of `make_train_step`.
     """
 
     init: Any
-    train: Any
-    eval: Any
+    train: Callable
+    eval: Callable
+    optimizer: Any
+
+
+class CompiledSteps(NamedTuple):
+    """The functions of `Steps`, compiled for every bucket.
+
+    `finish` makes an update by what an unfinished window of `accumulate` has added up.
+    """
+
+    init: Any
+    train: Compiled
+    eval: Compiled
     finish: Callable[[Any], Any]
 
 
-def compile_steps(config: ConfigDict, steps: Steps, loader: Loader, evaluation: Batches) -> Steps:
-    """The same functions, compiled for every bucket of training and of evaluation."""
+def share_batches(config: ConfigDict, mesh: Mesh) -> NamedSharding | DynamicContext:
+    """How devices share batches: alike, or with `config.dynamic_context` by shape."""
+    return DynamicContext(mesh) if config.dynamic_context else batch_sharding(mesh)
+
+
+def compile_steps(
+    config: ConfigDict, steps: Steps, loader: Loader, evaluation: Batches
+) -> CompiledSteps:
+    """The functions compiled for every bucket of training and of evaluation."""
     logger.info(f"{loader.plan}")
     like = steps.init.eval_shape(jax.random.key(0))
     shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
@@ -52,9 +71,13 @@ def compile_steps(config: ConfigDict, steps: Steps, loader: Loader, evaluation: 
         microbatches="auto",
         budget=config.memory_budget,
     )
-    finish = steps.finish
-    if config.accumulate > 1:
-        jitted = jax.jit(finish, donate_argnums=0, out_shardings=shardings)
-        finish = jitted.lower(like).compile()
     logger.info(programs_table(train, evaluate))
-    return Steps(steps.init, train, evaluate, finish)
+
+    def finish(state: Any) -> Any:
+        params, moments = flush(steps.optimizer, state["optimizer"], state["params"])
+        return {**state, "params": params, "optimizer": moments}
+
+    if config.accumulate == 1:  # no window is ever unfinished
+        return CompiledSteps(steps.init, train, evaluate, lambda state: state)
+    jitted = jax.jit(finish, donate_argnums=0, out_shardings=shardings)
+    return CompiledSteps(steps.init, train, evaluate, jitted.lower(like).compile())

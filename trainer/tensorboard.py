@@ -32,16 +32,19 @@ class TensorBoard(contextlib.ExitStack):
             return
         if not is_local(directory):
             self._here = epath.Path(self.enter_context(tempfile.TemporaryDirectory()))
+        self.enter_context(name_full_disk(directory))
         place = os.fspath(self._here)
-        self._board = tensorboardX.SummaryWriter(place, purge_step=step + 1, flush_secs=30)
+        with name_full_disk(directory):
+            self._board = tensorboardX.SummaryWriter(place, purge_step=step + 1, flush_secs=30)
         self.callback(self._board.close)
         self.callback(self.save)
 
     def __call__(self, step: int, values: Mapping[str, float]) -> None:
         """Writes the numbers of a line."""
         if self._board:
-            for name, value in values.items():
-                self._board.add_scalar(name, value, step)
+            with name_full_disk(self._there):
+                for name, value in values.items():
+                    self._board.add_scalar(name, value, step)
 
     def save(self) -> None:
         """Saves everything written so far beyond the life of the process."""

@@ -36,8 +36,8 @@ changes; or a config (FILE.py or FILE.py:ARGUMENT), whose corpus is prepared fir
 exist yet, and whose options are used."""
 
 LENGTHS = f"""{TOKENS}
-Or lengths alone: .json that maps length to count, as {{"12": 3400, "13": 3120}}, or with
---lengths a .npy array of integers."""
+Or with --lengths, lengths alone: a .npy array of integers, or .json that maps length to count, as
+{{"12": 3400, "13": 3120}}."""
 
 IN = f"""\
 the names are token files of another program, which are read in place; FORMAT is one of
@@ -134,7 +134,7 @@ def parser() -> argparse.ArgumentParser:
         if given:
             _add_planning(command)
         if given == LENGTHS:
-            about = "DATA are .npy arrays of the length of each example"
+            about = "DATA are files of lengths: .npy arrays, or .json that maps length to count"
             command.add_argument("--lengths", action="store_true", help=about)
         if given:
             command.add_argument("--tokens", nargs="+", metavar=("FORMAT", "NAME=VALUE"), help=IN)
@@ -229,10 +229,13 @@ def parser() -> argparse.ArgumentParser:
     flag("--begin-token", metavar="TOKEN", help=about.format("before"))
     flag("--end-token", metavar="TOKEN", help=about.format("after"))
     flag("--no-marks", action="store_true", help="do not mark where texts begin and end")
+    about = "a field that names what a record is of, such as its conversation, for "
+    about += "corpus.split(by=FIELD) and config.hold_out_by"
+    flag("--key", metavar="FIELD", help=about)
     about = "at a record that fails: raise ends; skip leaves it without tokens (raise)"
     flag("--on-error", choices=("raise", "skip"), default="raise", help=about)
     about = (
-        "refuse text that the tokenizer changes, among the first records, instead of counting it"
+        "refuse text that the tokenizer changes, in a sample of the records, instead of counting it"
     )
     flag("--strict", action="store_true", help=about)
     flag("--workers", type=_count, help="processes (one for each CPU, if there is enough to do)")

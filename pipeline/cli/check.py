@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from pipeline.corpus.added import AddedFeatures
 from pipeline.corpus.copies import duplicates
 from pipeline.corpus.corpus import Corpus
 from pipeline.corpus.in_place import InPlace
@@ -22,6 +23,10 @@ def check_corpus(corpus: AnyCorpus, report: Callable[[str], None]) -> None:
     """
     for member in corpus.members:
         check_corpus(member, report)
+    if isinstance(corpus, AddedFeatures):
+        corpus.verify()
+        report(f"{', '.join(corpus.features)}: whole, and their digests are those in the manifest")
+        return
     if isinstance(corpus, InPlace):
         corpus.verify()
         report(f"files: read in place, {counted(len(corpus), 'example')}; they have no digests")

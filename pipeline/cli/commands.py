@@ -52,13 +52,13 @@ def _open(arguments: argparse.Namespace, *, tokens: bool = False) -> tuple[Any, 
     elif configs and len(paths) > 1:
         raise InvalidValue(
             "a config is given together with other paths; give it alone, or give directories of "
-            "corpora and files of lengths"
+            "corpora"
         )
     elif configs:
         corpus, options = prepare_config(paths[0], arguments.workdir)
         dataset = from_corpus(corpus, paths[0], options)
     else:
-        dataset = open_dataset(paths, lengths=getattr(arguments, "lengths", True))
+        dataset = open_dataset(paths, lengths=getattr(arguments, "lengths", False))
     if tokens and dataset.corpus is None:
         raise InvalidState(
             f"{arguments.command} needs a corpus with its tokens, not {dataset.name}; "

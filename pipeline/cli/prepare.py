@@ -21,7 +21,8 @@ from pipeline.errors import InvalidValue, NotInstalled
 from pipeline.fs.atomic import as_path
 from pipeline.text import sources, templates
 from pipeline.text.config import open_template, open_tokenizer
-from pipeline.text.sources.tables import Tables
+from pipeline.text.features import Feature
+from pipeline.text.sources import Tables
 from pipeline.text.templates import Template
 
 MARK_ADVICE = "name it with --{0}-token TOKEN, or give --{0}-token '' for no mark"
@@ -101,6 +102,9 @@ def prepare_files(arguments: argparse.Namespace) -> str:
         "on_error": arguments.on_error,
         "strict": arguments.strict,
     }
+    if arguments.key:
+        key = {arguments.key: Feature("example", key=True)}
+        recipe["features"] = {**getattr(template, "features", {}), **key}
     if arguments.of is not None:
         job = Job(source, tokenizer, **recipe)
         prepare_share(job, directory, (arguments.task, arguments.of), engine=engine)

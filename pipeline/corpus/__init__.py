@@ -9,13 +9,15 @@ from pipeline.corpus.copies import duplicates
 from pipeline.corpus.corpora import Corpora
 from pipeline.corpus.corpus import Corpus
 from pipeline.corpus.decoded import Decoded
+from pipeline.corpus.description import describe, make_corpus
 from pipeline.corpus.examples import Examples
 from pipeline.corpus.groups import Groups
 from pipeline.corpus.in_place import InPlace
 from pipeline.corpus.interface import AnyCorpus
+from pipeline.corpus.joined import Joined
 from pipeline.corpus.masked import Masked
 from pipeline.corpus.middle import FillInTheMiddle
-from pipeline.corpus.pairs import Pairs, open_corpus
+from pipeline.corpus.pairs import Pairs
 from pipeline.corpus.pictures import patch_grid, patchify
 from pipeline.corpus.prefixes import find_prefixes
 from pipeline.corpus.preparing.job import Job
@@ -39,6 +41,7 @@ __all__ = [
     "Groups",
     "InPlace",
     "Job",
+    "Joined",
     "Masked",
     "Pairs",
     "Side",
@@ -46,10 +49,11 @@ __all__ = [
     "Split",
     "Task",
     "Writer",
+    "describe",
     "duplicates",
     "engines",
     "find_prefixes",
-    "open_corpus",
+    "make_corpus",
     "patch_grid",
     "patchify",
     "prepare",

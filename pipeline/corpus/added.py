@@ -1,15 +1,21 @@
 """Features that were added to a finished corpus: files of their own, beside its parts."""
 
 import os
+import pathlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from etils import epath
 
+from pipeline.corpus.interface import SingleCorpus
+from pipeline.corpus.stored.cache import PartCache
 from pipeline.corpus.stored.directory import damage
-from pipeline.corpus.stored.manifest import Manifest
+from pipeline.corpus.stored.manifest import Manifest, open_part
+from pipeline.corpus.stored.memory import PartStore
 from pipeline.corpus.stored.parts import write_part
+from pipeline.corpus.stored.reader import LocalParts, Reader
+from pipeline.corpus.tasks import TASKS
 from pipeline.errors import InvalidValue, suggest_option
 from pipeline.fs.atomic import directory_lock
 from pipeline.text.features import Feature, check_features, zip_columns
@@ -19,21 +25,64 @@ from pipeline.text.ragged import Buffer, Ragged
 FEATURES, NAME = "features", "features.json"
 
 
-class Added(NamedTuple):
-    """A directory of parts, and their manifest: of features added to a corpus, or of the corpus.
+class AddedFeatures(SingleCorpus):
+    """Features that were added to a finished corpus, in files of their own beside its parts.
 
-    The parts of features have the same examples as those of the corpus.
+    Args:
+        directory: of their parts, which have the same examples as those of the corpus.
+        manifest: that of the parts.
+        lengths: those of the corpus.
+        cache: a directory for copies of parts; None: they are read where they are.
+        cache_bytes: the most bytes of these; None: the default of `PartCache`.
+
+    Attributes:
+        manifest: as given.
+        fingerprint: a short hash of the features.
     """
 
-    directory: epath.Path
-    manifest: Manifest
+    def __init__(
+        self,
+        directory: epath.Path,
+        manifest: Manifest,
+        lengths: np.ndarray,
+        cache: pathlib.Path | None = None,
+        cache_bytes: int | None = None,
+    ):
+        self.directory, self.manifest, self.lengths = directory, manifest, lengths
+        self.task, self.features = TASKS[manifest.task], manifest.features
+        self.files = examples = manifest.parts.numbers("examples")
+        self.identity, self.fingerprint = {"features": manifest.digest}, manifest.digest
+        store: PartStore = LocalParts(directory, manifest.parts)
+        self._caches: list[PartCache] = []
+        if cache is not None:
+            store = PartCache(directory, manifest.parts, cache / manifest.digest, cache_bytes)
+            self._caches.append(store)
+        self.reader = Reader(self.task, lengths, examples, self.features, [store])
+
+    @property
+    def caches(self) -> tuple[tuple[PartCache, int], ...]:
+        """See `AnyCorpus`."""
+        return tuple((each, 0) for each in self._caches)
+
+    def verify(self) -> None:
+        """Reads all parts, and refuses the first whose content is not what was written."""
+        for part in self.manifest.parts:
+            open_part(self.directory, part, verify=True)
+
+    def __repr__(self) -> str:
+        return f"features {', '.join(self.features)} in {os.fspath(self.directory)}"
 
 
-def find_added(directory: epath.Path, names: Iterable[str], of: str) -> list[Added]:
-    """The added features `names` of the corpus in `directory`, of digest `of`."""
+def find_added(
+    directory: epath.Path, names: Iterable[str], of: str
+) -> list[tuple[epath.Path, Manifest]]:
+    """The directories of the added features `names` of the corpus in `directory`, of digest `of`.
+
+    Each with its manifest.
+    """
     there = (directory / FEATURES).glob(f"*/{NAME}") if (directory / FEATURES).exists() else ()
     every = {path.parent: path.parent.name for path in there}
-    found: dict[str, Added] = {}
+    found: dict[str, tuple[epath.Path, Manifest]] = {}
     for name in names:
         places = [place for place, label in every.items() if name in label.split("+")]
         if not places:
@@ -45,17 +94,18 @@ def find_added(directory: epath.Path, names: Iterable[str], of: str) -> list[Add
         manifest = Manifest.read(places[0] / NAME)
         if manifest.origin != {"of": of}:
             raise damage(places[0] / NAME, "it is of another corpus")
-        found[places[0].name] = Added(places[0], manifest)
+        found[places[0].name] = places[0], manifest
     return list(found.values())
 
 
 def add_features(
-    corpus: Added,
+    directory: epath.Path,
+    manifest: Manifest,
     counts: Iterable[np.ndarray],
     columns: Mapping[str, Iterable[Any]],
     features: Mapping[str, Feature],
 ) -> None:
-    """Writes features beside their corpus; those that are there already must be the same.
+    """Writes features beside the corpus in a directory; those that are there must be the same.
 
     `counts` are the tokens of each example, part by part; columns have an entry for each example.
     """
@@ -65,12 +115,12 @@ def add_features(
             f"columns are {', '.join(map(str, columns)) or 'none'}, but features are "
             f"{', '.join(known) or 'none'}; give a column and a pipeline.Feature for each name"
         )
-    place = corpus.directory / FEATURES / "+".join(sorted(known))
+    place = directory / FEATURES / "+".join(sorted(known))
     with directory_lock(place, "adding features"):
         there = Manifest.read(place / NAME).parts if (place / NAME).exists() else None
         parts = []
         made = _make_parts(counts, columns, known)
-        for number, (part, examples) in enumerate(zip(corpus.manifest.parts, made, strict=True)):
+        for number, (part, examples) in enumerate(zip(manifest.parts, made, strict=True)):
             if there is None:
                 parts.append(write_part(place / part.file, examples).part)
             elif examples.digest != there[number].sha256:
@@ -79,8 +129,8 @@ def add_features(
                     "under another name, or delete that directory"
                 )
         if there is None:
-            origin: dict[str, str | None] = {"of": corpus.manifest.digest}
-            task = corpus.manifest.task
+            origin: dict[str, str | None] = {"of": manifest.digest}
+            task = manifest.task
             Manifest(task=task, origin=origin, features=known, parts=parts).write(place / NAME)
 
 

@@ -76,9 +76,11 @@ class Corpora(Renumbered):
             return self if count > 1 else self.members[0]
         return self.members[0] if count == 1 else Corpora(dict(list(self.corpora.items())[:count]))
 
-    def split(self, hold_out: float = 0.01) -> tuple["Corpora", "Corpora"]:
+    def split(
+        self, hold_out: float = 0.01, *, by: str | None = None
+    ) -> tuple["Corpora", "Corpora"]:
         """Two views, each `Corpora` of views of these corpora; see `AnyCorpus.split`."""
-        split = {name: corpus.split(hold_out) for name, corpus in self.corpora.items()}
+        split = {name: corpus.split(hold_out, by=by) for name, corpus in self.corpora.items()}
         train, held_out = ({name: views[at] for name, views in split.items()} for at in (0, 1))
         return Corpora(train), Corpora(held_out)
 
@@ -109,9 +111,11 @@ class Lacking(Renumbered):
         """See `AnyCorpus`."""
         return {"corpus": self.corpus, "names": self.side_names}
 
-    def split(self, hold_out: float = 0.01) -> tuple[AnyCorpus, AnyCorpus]:
+    def split(
+        self, hold_out: float = 0.01, *, by: str | None = None
+    ) -> tuple[AnyCorpus, AnyCorpus]:
         """See `AnyCorpus`; the corpus itself is split."""
-        train, held_out = self.corpus.split(hold_out)
+        train, held_out = self.corpus.split(hold_out, by=by)
         return Lacking(train, self.side_names), Lacking(held_out, self.side_names)
 
     def __repr__(self) -> str:
@@ -134,7 +138,11 @@ def _require_features(corpora: Mapping[str, AnyCorpus]) -> None:
                 )
     for label, (first, feature) in every.items():
         for name, corpus in corpora.items():
-            due = feature.of in OF and (feature.of != "continuation" or corpus.trees is not None)
+            due = (
+                feature.of in OF
+                and not feature.key
+                and (feature.of != "continuation" or corpus.trees is not None)
+            )
             if due and label not in corpus.features and feature.fill is None:
                 raise InvalidValue(
                     f"{name} has no feature {label!r}, which {first} has; give the feature a fill="

@@ -11,20 +11,21 @@ from typing import Any, TypedDict, Unpack
 import numpy as np
 from etils import epath
 
-from pipeline.corpus.added import Added, add_features, find_added
-from pipeline.corpus.groups import Groups, divide_groups
-from pipeline.corpus.interface import SingleCorpus, computed
-from pipeline.corpus.sides import Sides, read_sides, record_sides, require_names
+from pipeline.corpus.added import AddedFeatures, add_features, find_added
+from pipeline.corpus.groups import Groups
+from pipeline.corpus.interface import AnyCorpus, SingleCorpus, computed
+from pipeline.corpus.joined import Joined
+from pipeline.corpus.nested import divide_groups
+from pipeline.corpus.sides import Sides, record_sides, require_names
 from pipeline.corpus.stored.cache import PartCache, default_directory
 from pipeline.corpus.stored.directory import LENGTHS, MANIFEST, damage
 from pipeline.corpus.stored.log import read_counts
 from pipeline.corpus.stored.manifest import Manifest, open_part, read_lengths, require_same_origin
 from pipeline.corpus.stored.memory import PartStore
 from pipeline.corpus.stored.reader import LocalParts, Reader
-from pipeline.corpus.stored.writer import ARRAYS, Writer
-from pipeline.corpus.tasks import A_TASK, CAUSAL, GROUPS, TASKS, Task
-from pipeline.corpus.tasks import ARRAYS as OF_ARRAYS
-from pipeline.errors import Exists, InvalidValue, Missing, require_type, require_whole
+from pipeline.corpus.stored.writer import NO_ORIGIN, Writer
+from pipeline.corpus.tasks import A_TASK, ARRAYS, CAUSAL, GROUPS, TASKS, Task
+from pipeline.errors import Exists, InvalidValue, require_type, require_whole
 from pipeline.fs.atomic import as_path, is_local, write_once
 from pipeline.planning.lengths import NO_EXAMPLES, digest
 from pipeline.text import tokenizers
@@ -52,8 +53,6 @@ class Corpus(SingleCorpus):
 
     Args:
         directory: as for `open`.
-        features: names of features that `with_features` added, to read besides those that
-            the corpus was made with.
         cache: a local directory for the parts of the corpus, each of which is fetched before the
             plan needs it, and checked by its digest. All corpora and all processes of a machine may
             share one. Default None: for a corpus in object storage, the directory `lockstep` in
@@ -64,6 +63,7 @@ class Corpus(SingleCorpus):
 
     Attributes:
         directory: where it is.
+        manifest: the description of its parts.
         origin: fingerprints of the source and the tokenizer that it was made from, and the field.
         identity, fingerprint: the digest of its `tokens`, its tokenizer and its task, so that an
             error can say which of them changed; and a short digest of these. They depend on content
@@ -77,7 +77,6 @@ class Corpus(SingleCorpus):
         self,
         directory: epath.PathLike,
         *,
-        features: Iterable[str] = (),
         cache: str | os.PathLike | None = None,
         cache_bytes: int | None = None,
     ):
@@ -93,15 +92,7 @@ class Corpus(SingleCorpus):
                 f"cache_bytes is {cache_bytes}, but {os.fspath(place)} is local and there is no "
                 "cache=; omit cache_bytes"
             )
-        try:
-            self._manifest = manifest = Manifest.of(place)
-        except Missing:
-            if read_sides(place) is not None:
-                raise InvalidValue(
-                    f"{os.fspath(place)} holds a corpus of several sides; open it with "
-                    "pipeline.corpus.open_corpus or pipeline.load"
-                ) from None
-            raise
+        self.manifest = manifest = Manifest.of(place)
         self.task, self.origin = TASKS[manifest.task], manifest.origin
         self.weighted, self.vocab_size = manifest.weighted, manifest.vocab_size
         self.num_learnt, self.text_bytes = map(manifest.parts.total, ("learnt", "text_bytes"))
@@ -111,70 +102,51 @@ class Corpus(SingleCorpus):
             "tokenizer": self.origin["tokenizer"] or "none",
             "task": manifest.task,
         }
-        self._added = find_added(place, features, manifest.digest)
-        self.features = dict(manifest.features)
-        for each in self._added:
-            self.features |= each.manifest.features
-        if self._added:
-            of_added = "+".join(sorted(each.manifest.digest for each in self._added))
-            self.identity = {**self.identity, "features": of_added}
-        # The options that open the same corpus.
-        self._options: dict[str, Any] = {"features": self.added}
+        self.features = manifest.features
+        self.cache = None if cache is None else pathlib.Path(cache).expanduser()
         self._caches: list[PartCache] = []
-        folders = [Added(place, manifest), *self._added]
-        stores: Sequence[PartStore] = [LocalParts(at, each.parts) for at, each in folders]
-        if cache is None:
+        store: PartStore = LocalParts(place, manifest.parts)
+        if self.cache is None:
             self.lengths = read_lengths(place / LENGTHS, manifest)
         else:
-            stores = self._open_caches(folders, pathlib.Path(cache).expanduser(), cache_bytes)
+            here = self.cache / manifest.digest
+            store = PartCache(place, manifest.parts, here, cache_bytes)
+            self._caches.append(store)
+            read = functools.partial(read_lengths, manifest=manifest)
+            self.lengths = store.read_copy(LENGTHS, read)
         self.files = examples = manifest.parts.numbers("examples")
         columns = {**manifest.of_tokens, **self.features}
-        self.reader = Reader(self.task, self.lengths, examples, columns, stores)
-
-    def _open_caches(
-        self, folders: Sequence[Added], directory: pathlib.Path, max_bytes: int | None
-    ) -> Sequence[PartStore]:
-        """A cache for the parts of each folder; reads the lengths through the first."""
-        sizes = [each.parts.total("bytes") for _, each in folders]
-        self._caches = [
-            # Each gets its share of the space, by its bytes.
-            PartCache(
-                at,
-                each.parts,
-                directory / each.digest,
-                max_bytes and max_bytes * size // sum(sizes),
-            )
-            for (at, each), size in zip(folders, sizes, strict=True)
-        ]
-        room = sum(each.max_bytes for each in self._caches)
-        self._options |= {"cache": os.fspath(directory), "cache_bytes": room}
-        read = functools.partial(read_lengths, manifest=self._manifest)
-        self.lengths = self._caches[0].read_copy(LENGTHS, read)
-        return self._caches
+        self.reader = Reader(self.task, self.lengths, examples, columns, [store])
 
     @classmethod
-    def open(cls, directory: epath.PathLike, **options: Unpack[OpenOptions]) -> "Corpus":
-        """The corpus in `directory`, after cheap checks that all of it is there.
+    def open(cls, directory: epath.PathLike, **options: Unpack[OpenOptions]) -> AnyCorpus:
+        """The corpus of any kind in `directory`, after cheap checks that all of it is there.
+
+        It may have one side or several, groups, or stand for token files of another program, which
+        have no such options.
 
         Args:
             directory: a local path, or one of object storage (`gs://…`).
-            **options: those of `Corpus`.
+            **options: `features`, the names of features that `with_features` added, to read besides
+                those that the corpus was made with; and `cache` and `cache_bytes`, as for `Corpus`,
+                of which each side gets an equal share.
 
         Raises:
             FileNotFoundError: there is no corpus there.
             ValueError: it is not finished, damaged, or of another schema version, or the arguments
                 contradict each other.
         """
-        corpus = cls(directory, **options)
-        return Groups(corpus) if corpus.task == GROUPS else corpus  # type: ignore[return-value]
+        from pipeline.corpus.opening import open_corpus  # which knows all kinds
+
+        return open_corpus(directory, **options)
 
     @computed
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer that made the tokens, for decoding; None if there is none."""
-        if self._manifest.tokenizer is None:
+        if self.manifest.tokenizer is None:
             return None
         try:
-            loaded = tokenizers.load(self._manifest.tokenizer, self.directory)
+            loaded = tokenizers.load(self.manifest.tokenizer, self.directory)
             if loaded.fingerprint != self.origin["tokenizer"]:
                 raise InvalidValue(f"it is {loaded.fingerprint}")
             return loaded
@@ -184,32 +156,9 @@ class Corpus(SingleCorpus):
 
     def with_features(
         self, columns: Mapping[str, Iterable[Any]], *, features: Mapping[str, Feature]
-    ) -> "Corpus":
-        """The same corpus with more features, which are stored beside it, in `features/`.
-
-        It has another fingerprint. `Corpus.open(directory, features=names)` opens it again; without
-        `features=`, the corpus is as it was.
-
-        Args:
-            columns: by name, an entry for each example, as for `from_arrays`; may be generators.
-            features: their schemas, by the same names.
-
-        Raises:
-            ValueError: a column does not match its feature or the corpus, a name is taken, or other
-                values of the same names are there.
-        """
-        for name in self.task.check(features):
-            if name in self.features:
-                raise InvalidValue(f"the corpus has a feature {name!r} already; use another name")
-        counts = read_counts(self.directory, self._manifest.parts, self.task)
-        add_features(Added(self.directory, self._manifest), counts, columns, features)
-        names = [*self.added, *features]
-        return Corpus(self.directory, **{**self._options, "features": names})
-
-    @property
-    def added(self) -> list[str]:
+    ) -> "WithFeatures":
         """See `AnyCorpus`."""
-        return [name for each in self._added for name in each.manifest.features]
+        return WithFeatures.add(self, (), columns, features, where_cached([self]))
 
     @classmethod
     def from_arrays(
@@ -221,7 +170,7 @@ class Corpus(SingleCorpus):
         vocab_size: int | None = None,
         task: Task = CAUSAL,
         loss: str | None = None,
-    ) -> "Corpus":
+    ) -> AnyCorpus:
         """A corpus of tokenised examples, written into `directory`.
 
         Args:
@@ -246,16 +195,16 @@ class Corpus(SingleCorpus):
         with contextlib.ExitStack() as stack:
             made = {}
             for name in sides:
-                of = (task, vocab_size) if name == task.side else (OF_ARRAYS, None)
+                of = (task, vocab_size) if name == task.side else (ARRAYS, None)
                 place = directory if single else directory / name
-                made[name] = stack.enter_context(_Made(place, *of))
+                made[name] = stack.enter_context(_Writing(place, *of))
             for side, part in parts:
                 made[side].append(part)
             corpora = {name: each.finish() for name, each in made.items()}
         if single:
             return corpora[task.side]
         record_sides(directory, [*sides], loss)
-        return Sides(corpora, loss=loss)  # type: ignore[return-value]  # as of groups
+        return Sides(corpora, loss=loss)
 
     @classmethod
     def from_groups(
@@ -318,14 +267,14 @@ class Corpus(SingleCorpus):
     @computed
     def silent(self) -> np.ndarray:
         """The examples without loss, from a file beside the parts."""
-        if not self._manifest.parts.numbers("silent").any():
+        if not self.manifest.parts.numbers("silent").any():
             return NO_EXAMPLES
         return np.frombuffer(self.cached_file(SILENT, self._read_silent), np.int64)
 
     def _read_silent(self) -> bytes:
         """The content of `SILENT`: the numbers of examples without loss."""
         first, found = 0, []
-        for part in self._manifest.parts:
+        for part in self.manifest.parts:
             if part.silent:
                 examples = open_part(self.directory, part).read()
                 silent = self.task.find_silent(examples.counts, examples.weights, examples.columns)
@@ -336,43 +285,126 @@ class Corpus(SingleCorpus):
     def verify(self) -> None:
         """Reads all parts, and refuses the first whose content is not what was written."""
         lengths = []
-        for part in self._manifest.parts:
+        for part in self.manifest.parts:
             file = open_part(self.directory, part, verify=True)
             try:
                 require_same_origin(self.directory, self.origin, file.metadata["origin"])
             except (ValueError, LookupError) as error:
                 raise damage(self.directory / part.file, str(error)) from error
             lengths.append(self.task.lengths(file.counts))
-        for place, manifest in self._added:
-            for part in manifest.parts:
-                open_part(place, part, verify=True)
         expected: dict[str, Any] = {"lengths_digest": digest(np.concatenate(lengths))}
         if self.tokenizer is not None:
             expected["vocab_size"] = self.tokenizer.vocab_size
         for name, value in expected.items():
-            if (said := getattr(self._manifest, name)) != value:
+            if (said := getattr(self.manifest, name)) != value:
                 raise damage(self.directory / MANIFEST, f"its {name} is {said}, not {value}")
-        files = {*self._manifest.parts.strings("file")}
+        files = {*self.manifest.parts.strings("file")}
         for path in self.directory.glob("part-*.arrow"):
             if path.name not in files:
                 raise damage(path, f"it is not one of the parts in {MANIFEST}")
 
     def arguments(self) -> dict[str, Any]:
         """See `AnyCorpus`."""
-        return {"directory": os.fspath(self.directory), **self._options}
+        return {"directory": os.fspath(self.directory), **where_cached([self])}
 
     def __repr__(self) -> str:
         return f"Corpus.open({os.fspath(self.directory)!r})"
 
 
-class _Made:
+def where_cached(corpora: Sequence[Corpus | AddedFeatures]) -> dict[str, Any]:
+    """The options for a cache with the room that these have together; empty without one."""
+    caches = [cache for each in corpora for cache, _ in each.caches]
+    if not caches:
+        return {}
+    room = sum(cache.max_bytes for cache in caches)
+    return {"cache": os.fspath(caches[0].directory.parent), "cache_bytes": room}
+
+
+class WithFeatures(Joined):
+    """A corpus in a directory with features that were added to it; made by `Corpus.open`.
+
+    Args:
+        directory: as for `Corpus`, as are the last two.
+        features: names of features that `with_features` added.
+        cache: for the parts of the corpus and of the features.
+        cache_bytes: the most bytes of all of these; each gets its share, by its bytes.
+    """
+
+    kind, of_machine = "with_features", Corpus.of_machine
+
+    def __init__(
+        self,
+        directory: epath.PathLike,
+        features: Iterable[str],
+        *,
+        cache: str | os.PathLike | None = None,
+        cache_bytes: int | None = None,
+    ):
+        place = as_path(directory)
+        manifest = Manifest.of(place)
+        added = find_added(place, features, manifest.digest)
+        sizes = [each.parts.total("bytes") for each in (manifest, *(each for _, each in added))]
+        rooms: list[int | None] = [None] * len(sizes)
+        if cache_bytes is not None:
+            room = require_whole("cache_bytes", cache_bytes, 1)
+            rooms = [max(room * size // sum(sizes), 1) for size in sizes]
+        corpus = Corpus(place, cache=cache, cache_bytes=rooms[0])
+        others = [
+            AddedFeatures(*each, corpus.lengths, corpus.cache, room)
+            for each, room in zip(added, rooms[1:], strict=True)
+        ]
+        super().__init__(corpus, *others)
+        self._stored: tuple[Corpus, *tuple[AddedFeatures, ...]] = (corpus, *others)
+
+    @classmethod
+    def add(
+        cls,
+        corpus: Corpus,
+        there: Sequence[str],
+        columns: Mapping[str, Iterable[Any]],
+        features: Mapping[str, Feature],
+        cached: Mapping[str, Any],
+    ) -> "WithFeatures":
+        """The corpus with new features, written now, beside those that are `there`."""
+        for name in corpus.task.check(features):
+            if name in corpus.features or name in there:
+                raise InvalidValue(f"the corpus has a feature {name!r} already; use another name")
+        manifest = corpus.manifest
+        counts = read_counts(corpus.directory, manifest.parts, corpus.task)
+        add_features(corpus.directory, manifest, counts, columns, features)
+        return cls(corpus.directory, [*there, *features], **cached)
+
+    def with_features(
+        self, columns: Mapping[str, Iterable[Any]], *, features: Mapping[str, Feature]
+    ) -> "WithFeatures":
+        """See `AnyCorpus`."""
+        cached = where_cached(self._stored)
+        return self.add(self._stored[0], self.added, columns, features, cached)
+
+    @property
+    def added(self) -> list[str]:
+        """The names of features that were added."""
+        return [name for each in self.others for name in each.features]
+
+    def arguments(self) -> dict[str, Any]:
+        """See `AnyCorpus`."""
+        place, names = os.fspath(self._stored[0].directory), self.added
+        return {"directory": place, "features": names, **where_cached(self._stored)}
+
+    @classmethod
+    def make(cls, **arguments: Any) -> AnyCorpus:
+        """See `AnyCorpus`."""
+        return cls(**arguments)
+
+
+class _Writing:
     """A corpus that is written part by part, or compared with the one that is there already."""
 
     def __init__(self, directory: epath.Path, task: Task, vocab_size: int | None):
         self._directory, self._task, self._vocab_size = directory, task, vocab_size
         self._digests: list[str] = []
 
-    def __enter__(self) -> "_Made":
+    def __enter__(self) -> "_Writing":
         self._writer: Writer | None = None
         with contextlib.suppress(Exists):
             self._writer = Writer(self._directory, vocab_size=self._vocab_size, task=self._task)
@@ -396,9 +428,9 @@ class _Made:
             self._writer.finish()
             return Corpus(self._directory)
         corpus = Corpus(self._directory)
-        require_same_origin(self._directory, corpus.origin, ARRAYS)
+        require_same_origin(self._directory, corpus.origin, NO_ORIGIN)
         corpus.require_task(self._task)
-        there = corpus._manifest.parts.strings("sha256")
+        there = corpus.manifest.parts.strings("sha256")
         if self._digests != there or self._vocab_size != corpus.vocab_size:
             raise InvalidValue(
                 f"{os.fspath(self._directory)} holds a corpus of other examples ({len(corpus):,} "

@@ -35,7 +35,7 @@ def describe(corpus: AnyCorpus, root: epath.PathLike | None = None) -> dict[str,
     """The corpus as JSON, of which `make_corpus` makes it again.
 
     >>> describe(Corpus.open("corpus").split(0.1)[0])  # doctest: +SKIP
-    {'kind': 'split', 'corpus': {'kind': 'stored', 'directory': '/data/corpus', 'features': []},
+    {'kind': 'split', 'corpus': {'kind': 'stored', 'directory': '/data/corpus'},
     'hold_out': 0.1, 'held_out': False}
 
     Directories inside `root` are relative to it. It does not say where parts are cached.

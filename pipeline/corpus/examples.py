@@ -5,8 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.corpus.groups import Groups, divide_groups
+from pipeline.corpus.groups import Groups
 from pipeline.corpus.interface import AnyCorpus, SingleCorpus, computed
+from pipeline.corpus.nested import divide_groups
 from pipeline.corpus.renumbered import Renumbered
 from pipeline.corpus.sides import Sides
 from pipeline.corpus.stored.reader import Reader

@@ -7,34 +7,26 @@ parent.
 
 import itertools
 import logging
-import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from pipeline.corpus.interface import AnyCorpus, SingleCorpus, computed
+from pipeline.corpus.nested import Shape, divide_columns
 from pipeline.corpus.stored.gather import Fields, gather
 from pipeline.corpus.stored.reader import Pieces
-from pipeline.corpus.tasks import ABOVE, CAUSAL, GROUPS
+from pipeline.corpus.tasks import ABOVE, CAUSAL
 from pipeline.corpus.trees import Nodes, Tree
-from pipeline.errors import InvalidType, InvalidValue, counted, require_whole
+from pipeline.errors import InvalidValue, counted, require_whole
 from pipeline.planning.layout import count_before, ranges
 from pipeline.text.features import (
-    LOSS_WEIGHTS,
     TOKENS,
-    WEIGHTS,
     Feature,
-    as_array,
     check_features,
-    split_columns,
-    zip_columns,
 )
-from pipeline.text.ragged import require_weights, validate_tokens
 
 logger = logging.getLogger(__name__)
-
-PARENTS = Feature("example", dtype=np.int32)  # `ABOVE`
 
 
 class Groups(SingleCorpus):
@@ -58,10 +50,10 @@ class Groups(SingleCorpus):
     """
 
     kind = "groups"
-    trees: np.ndarray
 
-    def __init__(self, nodes: SingleCorpus, max_length: int | None = None):
+    def __init__(self, nodes: AnyCorpus, max_length: int | None = None):
         self.nodes, self.members, self.task = nodes, (nodes,), CAUSAL
+        (self._side,) = nodes.sides.values()
         self.weighted, self.vocab_size, self.directory = True, nodes.vocab_size, nodes.directory
         self.features = {name: each for name, each in nodes.features.items() if name != ABOVE}
         self.identity = {**nodes.identity, "task": CAUSAL.name}
@@ -90,10 +82,10 @@ class Groups(SingleCorpus):
         self._sizes = self._sizes * (np.bincount(group, self._sizes == 0) == 0)[group]
         laid = tree.lay_out(self._sizes)
         self.lengths = laid.sum(laid.columns).astype(np.uint32)
-        self.trees = laid.table
-        self.lengths.flags.writeable = self.trees.flags.writeable = False
+        self.trees = self._table = laid.table
+        self.lengths.flags.writeable = self._table.flags.writeable = False
         self.num_tokens = int(self.lengths.sum(dtype=np.int64))
-        self.num_learnt = self.nodes.num_learnt if self.nodes.weighted else self.num_tokens
+        self.num_learnt = self.nodes.num_learnt if self._side.weighted else self.num_tokens
 
     def truncate(self, max_length: int) -> "Groups":
         """The same groups with continuations cut, so that they have at most `max_length` columns.
@@ -124,7 +116,7 @@ class Groups(SingleCorpus):
         # The columns that the continuations of each group may have together, each at least one.
         leaves = np.bincount(group, sizes * tree.branch, len(self)).astype(np.int64)
         room = max_length - self.lengths.astype(np.int64) + leaves
-        longer, fits = self.lengths > max_length, room >= self.trees[:, 1]
+        longer, fits = self.lengths > max_length, room >= self._table[:, 1]
         sizes[(longer & ~fits)[group]] = 0
         longer &= fits
         places = np.flatnonzero(tree.branch & longer[group])
@@ -145,7 +137,7 @@ class Groups(SingleCorpus):
         sizes[places] = kept
         self._sizes = sizes.astype(np.uint32)
         self._lay_out()
-        if self.nodes.weighted:  # weights of the rest are not counted
+        if self._side.weighted:  # weights of the rest are not counted
             self.num_learnt = None
         tokens = f"{self.identity['tokens']} cut to {max_length}"
         self.identity = {**self.identity, "tokens": tokens}
@@ -155,11 +147,11 @@ class Groups(SingleCorpus):
         """The groups without loss on any continuation, or on their prefix."""
         group = np.searchsorted(self._edges, self.nodes.silent, side="right") - 1
         silent = np.flatnonzero(np.bincount(group, minlength=len(self)) == np.diff(self._edges) - 1)
-        if not self.nodes.weighted:
+        if not self._side.weighted:
             return silent
         begin, learnt = self._edges[silent], np.zeros(len(silent), bool)
         sizes = self._sizes[begin].astype(np.int64)
-        for mine, fields in self.nodes.read_blocks(begin, 0 * begin, sizes):
+        for mine, fields in self._side.read_blocks(begin, 0 * begin, sizes):
             prefix = np.arange(mine.start, mine.stop).repeat(sizes[mine])
             learnt[prefix[fields["loss_weights"] != 0]] = True
         return silent[~learnt & (self.lengths[silent] > 0)]
@@ -193,7 +185,7 @@ class Groups(SingleCorpus):
         copies = np.flatnonzero((tree.above > 1) & inside)
         places = (before[piece] + first - starts[piece])[copies]
         parent, none = tree.parent[copies], np.ones_like(copies)
-        read = self.nodes.read(
+        read = self._side.read(
             np.append(which[some], which[parent]),
             np.append((begin - token)[some], size[parent] - 1),
             np.append(count[some], none),
@@ -215,33 +207,28 @@ class Groups(SingleCorpus):
 
     def _read_examples(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
         of_groups = [name for name in names if self.features[name].of == "example"]
-        fields = self.nodes.read_examples(self._edges[examples], of_groups)
+        fields = self._side.read_examples(self._edges[examples], of_groups)
         if more := [name for name in names if name not in of_groups]:
             # In the corpus of nodes, these are features of examples.
             which, tree = self._tree(examples)
-            fields |= self.nodes.read_examples(which[tree.branch], more)
+            fields |= self._side.read_examples(which[tree.branch], more)
         return fields
 
     def with_features(
         self, columns: Mapping[str, Iterable[Any]], *, features: Mapping[str, Feature]
     ) -> "Groups":
-        """The same groups with more features, stored beside them; see `Corpus.with_features`.
+        """The same groups with more features, stored beside them; see `AnyCorpus.with_features`.
 
         Columns are as for `Corpus.from_groups`, with an entry for each group.
         """
-        if not hasattr(self.nodes, "with_features"):
-            raise InvalidType(
-                f"{self!r} are in memory; give all columns to Examples.from_groups at once"
-            )
         known = check_features(features)
         shapes = (
-            _Shape(self.nodes.lengths[begin:end], self._above[begin:end])
+            Shape(self.nodes.lengths[begin:end], self._above[begin:end])
             for begin, end in itertools.pairwise(self._edges.tolist())
         )
-        more = _divide({TOKENS: shapes, **columns}, known)
+        more = divide_columns({TOKENS: shapes, **columns}, known)
         del more[TOKENS], more[ABOVE]
-        nodes: Any = self.nodes
-        return Groups(nodes.with_features(more, features=known), self._max_length)
+        return Groups(self.nodes.with_features(more, features=known), self._max_length)
 
     def decode(self, index: int) -> str:
         """The text of a group: a line for each node, indented below its parent."""
@@ -261,171 +248,6 @@ class Groups(SingleCorpus):
 
     def __repr__(self) -> str:
         return f"Groups of {self.nodes!r}"
-
-
-class _Shape:
-    """The nodes of one group, while it is divided into columns of nodes.
-
-    Attributes:
-        sizes: the number of tokens of each node.
-        tree: the parents of the nodes.
-        tokens: the ids of each node; None if they are stored already.
-    """
-
-    def __init__(self, sizes: np.ndarray, above: np.ndarray, tokens: Any = None):
-        self.sizes, self.tokens, self.tree = sizes.tolist(), tokens, Tree(above)
-        self._below = np.bincount(self.tree.parent[1:], minlength=len(sizes)).tolist()
-
-    @classmethod
-    def of(cls, group: Any, what: str, vocab_size: int | None) -> "_Shape":
-        """The nodes of a group of token ids, checked; `what` names the group in errors."""
-        if not _is_branching(group):
-            raise InvalidValue(
-                f"{what} is {group!r:.60}; a group must be (prefix, [continuation, …]) of token "
-                "ids, where a continuation may itself be such a pair"
-            )
-        tokens, above = [], []
-        for content, number, name in _unnest(group, what):
-            tokens.append(validate_tokens([as_array(content, name)], name, vocab_size))
-            above.append(number)
-            if not len(tokens[-1]):
-                raise InvalidValue(
-                    f"{name} has no token; give each prefix and each continuation at least one, "
-                    "such as a mark"
-                )
-        return cls(np.array([*map(len, tokens)]), np.array(above), tokens)
-
-    def spread(self, given: Any, feature: Feature, what: str) -> list[np.ndarray]:
-        """The values of a feature for each node."""
-        if feature.of == "continuation":
-            return list(self._of_leaves(given, feature, what))
-        if feature.of == "example":
-            none = np.zeros(feature.shape, feature.dtype)
-            return [*feature.convert([given], what, [0])] + [none] * (len(self.sizes) - 1)
-        return [
-            feature.convert([content], name, [size])
-            for (content, _, name), size in zip(
-                _unnest(given, what, self._below), self.sizes, strict=True
-            )
-        ]
-
-    def weigh(self, given: Any, what: str) -> list[np.ndarray]:
-        """The weights of the tokens of each node, from numbers or arrays."""
-        if _is_branching(given):
-            contents = [(each, name) for each, _, name in _unnest(given, what, self._below)]
-        else:  # a number for each continuation
-            numbers = self._of_leaves(given, LOSS_WEIGHTS, what)
-            contents = [(each, what) for each in self.tree.sum_leaves(numbers)]
-        found = []
-        for (content, name), size in zip(contents, self.sizes, strict=True):
-            array = LOSS_WEIGHTS.cast(as_array(content, name), name)
-            if array.shape not in [(), (size,)]:
-                raise InvalidValue(
-                    f"{name} cannot have shape {array.shape}; give a number, or one for each of "
-                    f"its {counted(size, 'token')}"
-                )
-            found.append(np.array(np.broadcast_to(require_weights(array, name), size)))
-        found[0][0] = 0  # the first token of the group is no target
-        return found
-
-    def _of_leaves(self, given: Any, feature: Feature, what: str) -> np.ndarray:
-        """Values of continuations, and 0 for other nodes: `[nodes, *shape]`."""
-        array, leaves = as_array(given, what), int(self.tree.branch.sum())
-        if array.shape != (leaves, *feature.shape):
-            raise InvalidValue(
-                f"the shape of {what} is {array.shape}; for a group of "
-                f"{counted(leaves, 'continuation')}, it must be {(leaves, *feature.shape)}"
-            )
-        values = np.zeros((len(self.sizes), *feature.shape), feature.dtype)
-        values[self.tree.branch] = feature.cast(array, what)
-        return values
-
-
-def _is_branching(node: Any) -> bool:
-    """Whether `node` is a pair of a prefix and a list, rather than an array of numbers."""
-    pair = isinstance(node, tuple | list) and len(node) == 2
-    return pair and hasattr(node[1], "__len__") and getattr(node[1], "ndim", 1) > 0
-
-
-def _unnest(
-    given: Any, what: str, below: Sequence[int] | None = None
-) -> Iterator[tuple[Any, int, str]]:
-    """The content of each node, depth first, how many nodes back its parent is, and its name.
-
-    `below` is the number of children of each node, known from the tokens; None: `given` decides.
-    """
-    stack: list[tuple[Any, int, str]] = [(given, 0, what)]
-    for number in itertools.count():
-        if not stack:
-            return
-        content, parent, name = stack.pop()
-        branches = _is_branching(content)
-        if below is not None:
-            if below[number] and not (branches and len(content[1]) == below[number]):
-                raise InvalidValue(
-                    f"{name} is {content!r:.60}; nest it like the tokens: (prefix, [one for each "
-                    f"of the {counted(below[number], 'continuation')}])"
-                )
-            branches = below[number] > 0
-        if branches:
-            content, children = content
-            if not len(children):
-                raise InvalidValue(f"{name} has a prefix and no continuation; give at least one")
-            inner = [
-                (child, number, f"continuation {n} of {name}") for n, child in enumerate(children)
-            ]
-            stack += reversed(inner)
-            name = f"the prefix of {name}"
-        yield content, number - parent, name
-
-
-def add_parents(features: Mapping[str, Feature]) -> dict[str, Feature]:
-    """The features of nodes: those of their groups, and the place of the parent."""
-    if ABOVE in features:
-        raise InvalidValue(f"a feature is named {ABOVE!r}, a name that Lockstep uses; rename it")
-    return {**features, ABOVE: PARENTS}
-
-
-def divide_groups(
-    columns: Any, features: Mapping[str, Feature] | None, vocab_size: int | None
-) -> tuple[dict[str, Iterator[Any]], dict[str, Feature]]:
-    """Columns of groups as columns of their nodes, for `from_arrays`, and the features of these."""
-    given, known = split_columns(columns, GROUPS.check(features))
-    known.pop(WEIGHTS, None)
-    shapes = (
-        _Shape.of(group, f"group {number}", vocab_size)
-        for number, group in enumerate(given[TOKENS])
-    )
-    known = add_parents(known)
-    return _divide({**given, TOKENS: shapes}, known), known
-
-
-def _divide(
-    columns: Mapping[str, Iterable[Any]], known: dict[str, Feature]
-) -> dict[str, Iterator[Any]]:
-    """An iterator over the entries of nodes for each column; `tokens` has a `_Shape` per group."""
-
-    def rows() -> Iterator[dict[str, Any]]:
-        for number, entries in zip_columns(columns):
-            shape: _Shape = entries.pop(TOKENS)
-            of_node = {TOKENS: shape.tokens or shape.sizes, ABOVE: shape.tree.above}
-            for name, given in entries.items():
-                what = f"{name} of group {number}"
-                if name == WEIGHTS:
-                    of_node[name] = shape.weigh(given, f"the {what}")
-                    continue
-                feature = known[name]
-                prefix = _is_branching(given) and not feature.per_example
-                feature = known[name] = feature.infer(given[0] if prefix else given, what)
-                of_node[name] = shape.spread(given, feature, what)
-            for each in zip(*of_node.values(), strict=True):
-                yield dict(zip(of_node, each, strict=True))
-
-    names = [*columns, ABOVE]
-    return {
-        name: map(operator.itemgetter(name), each)
-        for name, each in zip(names, itertools.tee(rows(), len(names)), strict=True)
-    }
 
 
 def truncate_groups(corpus: AnyCorpus, max_length: int) -> AnyCorpus:

@@ -32,7 +32,7 @@ def computed(find: Callable[[Any], T]) -> T:
 
 
 def derived(find: Callable[[Any], T]) -> T:
-    """An attribute that is made each time, where keeping it would be a circle of references."""
+    """An attribute that is made each time, and not kept, as it would refer to what has it."""
     attribute: Any = property(find)
     return attribute
 
@@ -60,7 +60,10 @@ class AnyCorpus:
         num_tokens: positions to train on: the sum of the lengths, of both sides of pairs.
         num_learnt: positions that carry loss; None if unknown.
         text_bytes: UTF-8 bytes of the text that is learnt; None if unknown.
-        task: decides the fields of an example, and so its length; None of several sides.
+        task: a `Task`, which decides the fields of an example, and so its length; None of several
+            sides.
+        lengths_digest: the digest of its lengths, by `pipeline.planning.lengths.digest`, if it is
+            known.
         tokenizer: made the tokens, and decodes them; None if they were made from arrays.
         features: the features of all sides, by name.
         trees: as for `Side`; None of several sides.
@@ -83,7 +86,8 @@ class AnyCorpus:
     vocab_size: int | None = None
     num_learnt: int | None = None
     text_bytes: int | None = None
-    task: Task | None = None
+    task: Any = None
+    lengths_digest: str | None = None
     files: np.ndarray | None = None
     directory: Any = None
 
@@ -147,7 +151,7 @@ class AnyCorpus:
         """The examples that have positions, but no loss: int64, ascending; plans leave them out."""
         return lengths_module.NO_EXAMPLES
 
-    @property
+    @derived
     def partly_learnt(self) -> bool:
         """Whether plans leave out examples without loss, and some positions may have none."""
         return self.loss is not None and self.trees is None and self.sides[self.loss].weighted
@@ -179,7 +183,9 @@ class AnyCorpus:
 
         return Covering(self)
 
-    def split(self, hold_out: float = 0.01) -> tuple["AnyCorpus", "AnyCorpus"]:
+    def split(
+        self, hold_out: float = 0.01, *, by: str | None = None
+    ) -> tuple["AnyCorpus", "AnyCorpus"]:
         """Two views that have each example once: those to train on, and those held out.
 
         A hash of its number decides where an example is. So examples that are held out stay so if
@@ -189,11 +195,39 @@ class AnyCorpus:
 
         Args:
             hold_out: the share of examples that are held out, above 0 and below 1.
+            by: a feature of examples, such as the conversation, file or author of each. A hash of
+                its value decides, so examples with one value stay on one side, in any order and in
+                any other corpus. `Feature("example", key=True)` keeps texts. Default None: numbers.
         """
         from pipeline.corpus.split import Split  # which derives from this class
 
-        train, held_out = (Split(self, hold_out=hold_out, held_out=out) for out in (False, True))
+        train, held_out = (
+            Split(self, hold_out=hold_out, held_out=out, by=by) for out in (False, True)
+        )
         return train, held_out
+
+    def with_features(
+        self, columns: Mapping[str, Iterable[Any]], *, features: Mapping[str, Feature]
+    ) -> "AnyCorpus":
+        """The same corpus with more features, which are stored beside it, in `features/`.
+
+        It has another fingerprint. `Corpus.open(directory, features=names)` opens it again; without
+        `features=`, the corpus is as it was. Groups and corpora that `prepare`, `from_arrays` and
+        `Writer` made can have more features; others can be `Joined` with a corpus that has them.
+
+        Args:
+            columns: by name, an entry for each example, as for `from_arrays`; may be generators.
+            features: their schemas, by the same names.
+
+        Raises:
+            TypeError: the corpus has no directory of its own.
+            ValueError: a column does not match its feature or the corpus, a name is taken, or other
+                values of the same names are there.
+        """
+        raise InvalidType(
+            f"{self!r:.80} has no directory of its own, to store features in; give all columns at "
+            "once, or join it with a corpus of the same examples: pipeline.corpus.Joined"
+        )
 
     def find_unsplit(self, examples: np.ndarray) -> tuple[np.ndarray, int]:
         """The numbers of examples in the corpus whose `split` this is, and how many it has.
@@ -270,6 +304,12 @@ class AnyCorpus:
 def _make(cls: type[AnyCorpus], arguments: Mapping[str, Any]) -> AnyCorpus:
     """The corpus of a class that has these arguments; pickles call it."""
     return cls.make(**arguments)
+
+
+def read_as(stored: AnyCorpus) -> AnyCorpus:
+    """The corpus as it is read: of a task with the name of a kind, such as groups, by that kind."""
+    kind = KINDS.get(stored.task.name)
+    return stored if kind is None else kind.make(nodes=stored)
 
 
 class SingleCorpus(Side, AnyCorpus):

@@ -1,21 +1,15 @@
 """Pairs: two corpora side by side, the inputs and the targets of the same examples."""
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Unpack
 
 from etils import epath
 
 from pipeline.corpus.corpus import Corpus, OpenOptions
-from pipeline.corpus.description import DESCRIPTION, read_description
-from pipeline.corpus.in_place import InPlace
 from pipeline.corpus.interface import AnyCorpus
-from pipeline.corpus.links import Linked, open_link
-from pipeline.corpus.sides import Sides, read_sides
-from pipeline.corpus.stored.directory import MANIFEST
+from pipeline.corpus.sides import Sides
 from pipeline.corpus.tasks import INPUTS, OF_PAIRS, TARGETS
-from pipeline.corpus.tokens.formats import describe_use, recognise
-from pipeline.errors import InvalidValue, Missing, require_whole
+from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import as_path
 from pipeline.text.features import Feature
 
@@ -49,7 +43,9 @@ class Pairs(Sides):
 
         Each side gets half of `cache_bytes`. Pairs are read in any order, so all parts are fetched.
         """
-        return cls(**_open_each(as_path(directory), [*OF_PAIRS], **options))
+        from pipeline.corpus.opening import open_each  # which knows all kinds
+
+        return cls(**open_each(as_path(directory), [*OF_PAIRS], **options))
 
     @classmethod
     def from_arrays(
@@ -89,46 +85,3 @@ class Pairs(Sides):
 def as_sides(made: Mapping[str, Any], loss: str | None = None) -> Sides:
     """The corpora of sides as one: of inputs and targets, `Pairs`."""
     return Pairs(**made) if [*made] == [*OF_PAIRS] else Sides(made, loss=loss)
-
-
-def _open_each(
-    directory: epath.Path, names: Sequence[str], **options: Unpack[OpenOptions]
-) -> dict[str, Corpus | InPlace]:
-    """The corpus of each side, with an equal share of `cache_bytes`."""
-    if (room := options.get("cache_bytes")) is not None:
-        options["cache_bytes"] = require_whole("cache_bytes", room, len(names)) // len(names)
-    return {name: _open_one(directory / name, **options) for name in names}
-
-
-def _open_one(directory: epath.Path, **options: Unpack[OpenOptions]) -> Corpus | InPlace:
-    if (read_description(directory) or {}).get("kind") == Linked.kind:
-        return open_link(directory)
-    return Corpus.open(os.fspath(directory), **options)
-
-
-def open_corpus(
-    directory: epath.PathLike, **options: Unpack[OpenOptions]
-) -> Corpus | InPlace | Sides:
-    """The corpus, or the sides or pairs, in `directory`; options are those of `Corpus.open`.
-
-    A link to token files of another program has no such options, and ignores them.
-    """
-    place, missing = as_path(directory), None
-    try:
-        if (recorded := read_sides(place)) is not None:
-            names, loss = recorded
-            return as_sides(_open_each(place, names, **options), loss)
-        whole = any((place / name).exists() for name in (MANIFEST, DESCRIPTION))
-        if not whole and any((place / TARGETS.name / n).exists() for n in (MANIFEST, DESCRIPTION)):
-            return Pairs.open(place, **options)
-        if whole or not place.is_file():
-            return _open_one(place, **options)
-    except Missing as error:
-        missing = error
-    if found := recognise(directory):
-        raise InvalidValue(f"{os.fspath(directory)} {describe_use(directory, found)}")
-    raise missing or InvalidValue(
-        f"{os.fspath(place)} is a file; give the directory of a corpus (to make one from text: "
-        "lockstep prepare 'data/*.txt' --into corpus), or for ids in an Arrow file --tokens arrow "
-        "column=NAME"
-    )

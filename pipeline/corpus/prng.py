@@ -69,6 +69,23 @@ def is_held_out(numbers: np.ndarray, share: float) -> np.ndarray:
     return mix((numbers.astype(np.uint64) + np.uint64(1)) * GAMMA) < threshold(share)
 
 
+def hash_rows(values: np.ndarray) -> np.ndarray:
+    """A hash of each row of numbers `[n, …]`, whatever their dtype: uint64 [n].
+
+    >>> a, b = hash_rows(np.array([[3, 4]], np.uint8)), hash_rows(np.array([[3, 4]], np.int32))
+    >>> int(a[0]) == int(b[0]) != int(hash_rows(np.array([[4, 3]]))[0])
+    True
+    """
+    columns = values.reshape(len(values), -1)
+    whole = columns.dtype.kind in "biu"
+    # Equal floats have equal bits, but for -0.0, to which 0 is added.
+    numbers = columns.astype(np.int64) if whole else columns.astype(np.float64) + 0.0
+    found = np.zeros(len(values), np.uint64)
+    for column in np.ascontiguousarray(numbers).view(np.uint64).T:
+        found = mix(found + GAMMA) + column * GAMMA
+    return mix(found + GAMMA)
+
+
 def below(bits: np.ndarray, limit: int | np.ndarray) -> np.ndarray:
     """Random whole numbers below `limit` (at most 2**32, or one for each), from bits: int64."""
     return ((bits >> np.uint64(32)) * np.uint64(limit) >> np.uint64(32)).astype(np.int64)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipeline.corpus.interface import AnyCorpus, computed
+from pipeline.corpus.interface import AnyCorpus, computed, derived
 from pipeline.corpus.side import Side
 from pipeline.corpus.stored.gather import Fields, gather
 from pipeline.corpus.stored.reader import Pieces
@@ -98,6 +98,10 @@ class Renumbered(AnyCorpus):
     def __len__(self) -> int:
         return int(self._numbering.first[-1])
 
+    def _numbered(self) -> Iterator[tuple[int, AnyCorpus]]:
+        """The members whose examples these are, with their places; others may have more of them."""
+        return zip(range(len(self._numbering.chosen)), self.members, strict=False)
+
     def locate(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """See `AnyCorpus`."""
         return self._numbering.locate(examples)
@@ -111,7 +115,7 @@ class Renumbered(AnyCorpus):
     def lengths(self) -> np.ndarray:
         """Positions of each example, over all members."""
         parts = []
-        for which, member in enumerate(self.members):
+        for which, member in self._numbered():
             part = self._numbering.select(which, member.lengths)
             if member.side_names != self.side_names:
                 lacking, part = part, np.zeros((len(part), len(self.sides)), np.uint32)
@@ -122,12 +126,18 @@ class Renumbered(AnyCorpus):
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     @computed
+    def lengths_digest(self) -> str | None:
+        """That of the first member, if all lengths are as there."""
+        first = self.members[0]
+        return first.lengths_digest if self.lengths is first.lengths else None
+
+    @computed
     def silent(self) -> np.ndarray:
         """The examples without loss, of all members."""
-        members = enumerate(self.members)
+        members = self._numbered()
         return np.concatenate([self._numbering.find(at, each.silent) for at, each in members])
 
-    @property
+    @derived
     def partly_learnt(self) -> bool:
         """See `AnyCorpus`; it is not, if no member is."""
         return super().partly_learnt and any(each.partly_learnt for each in self.members)
@@ -145,14 +155,14 @@ class Renumbered(AnyCorpus):
     def _sum(self, name: str) -> int | None:
         if any(each is not None for each in self._numbering.chosen):
             return None
-        known = [n for member in self.members if (n := getattr(member, name)) is not None]
-        return sum(known) if len(known) == len(self.members) else None
+        every = [getattr(member, name) for _, member in self._numbered()]
+        return None if None in every else sum(every)
 
     def find_unsplit(self, examples: np.ndarray) -> tuple[np.ndarray, int]:
         """See `AnyCorpus`; of several members, in `Corpora` of what they were before."""
         member, found = self.locate(examples)
         first = [0]
-        for which, corpus in enumerate(self.members):
+        for which, corpus in self._numbered():
             mine = member == which
             found[mine], room = corpus.find_unsplit(found[mine])
             first.append(first[-1] + room)
@@ -289,7 +299,7 @@ class Covering(Renumbered):
         super().__init__([corpus])
         self.corpus, self.sides = corpus, corpus.sides
 
-    @property
+    @derived
     def partly_learnt(self) -> bool:
         """Plans leave out none."""
         return False

@@ -1,13 +1,12 @@
 """Split: the examples of a corpus that are held out, or all others."""
 
-import functools
-
 import numpy as np
 
 from pipeline.corpus import prng
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.view import View
-from pipeline.errors import InvalidValue, require_share
+from pipeline.errors import InvalidValue, require_share, suggest_option
+from pipeline.planning.identity import fingerprint_of
 
 
 class Split(View):
@@ -19,18 +18,58 @@ class Split(View):
 
     kind = "split"
 
-    def __init__(self, corpus: AnyCorpus, *, hold_out: float, held_out: bool):
+    def __init__(
+        self, corpus: AnyCorpus, *, hold_out: float, held_out: bool, by: str | None = None
+    ):
         self.hold_out, self.held_out = require_share("hold_out", hold_out), bool(held_out)
-        count, held = len(corpus), functools.partial(prng.is_held_out, share=self.hold_out)
+        self.by, count = by, len(corpus)
+        if by is not None:
+            _require_key(corpus, by)
         dtype = np.uint32 if count < 1 << 32 else np.int64
+        found = np.unpackbits(self._find(corpus), count=count).view(bool)
         self.numbers = np.concatenate(
-            [some[held(some) == self.held_out].astype(dtype) for some in prng.blocks(count)]
+            [some[found[some] == self.held_out].astype(dtype) for some in prng.blocks(count)]
         )
         super().__init__(corpus, self.numbers)
         if not len(self.numbers):
             raise InvalidValue(
-                f"hold_out is {self.hold_out}, and by their numbers none of the {count:,} "
-                f"examples {'is held out' if held_out else 'is left to train on'}; give a share "
-                "nearer to one half, such as 0.1, or split a larger corpus"
+                f"hold_out is {self.hold_out}, and by their {by or 'numbers'} none of the "
+                f"{count:,} examples {'is held out' if held_out else 'is left to train on'}; give "
+                "a share nearer to one half, such as 0.1, or split a larger corpus"
             )
-        self._describe(hold_out=self.hold_out, held_out=self.held_out)
+        more = {} if by is None else {"by": by}
+        self._describe(hold_out=self.hold_out, held_out=self.held_out, **more)
+
+    def _find(self, corpus: AnyCorpus) -> np.ndarray:
+        """Whether each example is held out, as bits: uint8 [examples / 8].
+
+        With a key, which is read of all examples once, they are kept in a file beside the corpus.
+        """
+
+        def read() -> bytes:
+            below, by = prng.threshold(self.hold_out), self.by
+            found = [
+                np.packbits(
+                    prng.is_held_out(some, self.hold_out)
+                    if by is None
+                    else prng.hash_rows(corpus.read_examples(some, [by])[by]) < below
+                )
+                for some in prng.blocks(len(corpus))
+            ]
+            return b"".join(each.tobytes() for each in found)
+
+        if self.by is None:
+            return np.frombuffer(read(), np.uint8)
+        name = fingerprint_of([corpus.fingerprint, self.by, self.hold_out])
+        return np.frombuffer(corpus.cached_file(f"split-{name}.bits", read), np.uint8)
+
+
+def _require_key(corpus: AnyCorpus, by: str) -> None:
+    """Refuses a key that is no feature of examples."""
+    known = [name for name, feature in corpus.features.items() if feature.of == "example"]
+    if by not in known:
+        raise InvalidValue(
+            f"by is {suggest_option(by, known)}; it must be a feature of examples, such as "
+            "Feature('example', key=True), which keeps a text or a number of each record; give it "
+            "to prepare or from_arrays, or add it by with_features"
+        )

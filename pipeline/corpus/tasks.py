@@ -11,6 +11,7 @@ from pipeline.text.features import OF, OFFSETS, TOKENS, WEIGHTS, Feature, check_
 
 # The stored feature of a node of a group that says how many nodes back its parent is; 0: a prefix.
 ABOVE = "_above"
+PARENTS = Feature("example", dtype=np.int32)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,3 +185,10 @@ def divide_features(
                     "another name"
                 )
     return sides
+
+
+def add_parents(features: Mapping[str, Feature]) -> dict[str, Feature]:
+    """The features of nodes: those of their groups, and the place of the parent."""
+    if ABOVE in features:
+        raise InvalidValue(f"a feature is named {ABOVE!r}, a name that Lockstep uses; rename it")
+    return {**features, ABOVE: PARENTS}

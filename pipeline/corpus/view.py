@@ -72,7 +72,11 @@ class ChangedView(View):
 
 
 class DrawnView(ChangedView):
-    """A view that makes its fields from a corpus's tokens, by random choices of each epoch."""
+    """A view that makes its fields from a corpus's tokens, by random choices of each epoch.
+
+    Attributes:
+        side: the only side of the corpus.
+    """
 
     silent = AnyCorpus.silent  # the loss differs from epoch to epoch
 

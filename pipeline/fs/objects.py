@@ -51,8 +51,8 @@ RETRIES, WITHIN, ROUNDS, LONGEST = 2, 10.0, 5, 60.0
 # they are made from their beginning.
 FINAL = r"status code: (3|4(?!08|25|29))\d|redirect without LOCATION"
 AGAIN = "response body|code: 41[26]|NoSuchUpload|InvalidBlockList"
-# Large objects are read and written in pieces of `PIECE` bytes, `TOGETHER` at once.
-PIECE, TOGETHER = 8 << 20, 16
+# Large objects are read and written in pieces of `PIECE` bytes, `REQUESTS` at once.
+PIECE, REQUESTS = 8 << 20, 16
 # Bytes that an open file requests at once, and that a file keeps in memory while it is written.
 READ, WRITTEN = 1 << 20, 64 << 20
 
@@ -157,7 +157,7 @@ def _is_final(error: Exception) -> bool:
 
 def together(call: Callable[..., Any], *arguments: Iterable[Any]) -> list[Any]:
     """Results of concurrent calls, in order; after an error, no other call begins."""
-    with ThreadPoolExecutor(2 * TOGETHER) as pool:
+    with ThreadPoolExecutor(2 * REQUESTS) as pool:
         return list(pool.map(call, *arguments))
 
 
@@ -271,7 +271,7 @@ def read_pieces(path: epath.PathLike, size: int) -> Iterator[Buffer]:
     """The bytes of an object, or of any other file, in order."""
     begins = range(0, size, PIECE)
     # The first piece comes alone, so that a storage that always fails gets only one request.
-    later = [begins[at : at + TOGETHER] for at in range(1, len(begins), TOGETHER)]
+    later = [begins[at : at + REQUESTS] for at in range(1, len(begins), REQUESTS)]
     for some in (begins[:1], *later):
         yield from get_ranges([path] * len(some), some, [min(b + PIECE, size) for b in some])
 
@@ -315,8 +315,8 @@ def heads(paths: Sequence[epath.PathLike]) -> list[Mapping[str, Any] | None]:
     folders: dict[str, list[str]] = {}
     for place in [os.fspath(path) for path in paths]:
         folders.setdefault(place.rpartition("/")[0], []).append(place)
-    few = [place for mine in folders.values() if len(mine) <= TOGETHER for place in mine]
-    many = [folder for folder, mine in folders.items() if len(mine) > TOGETHER]
+    few = [place for mine in folders.values() if len(mine) <= REQUESTS for place in mine]
+    many = [folder for folder, mine in folders.items() if len(mine) > REQUESTS]
     found = dict(zip(few, together(_find, few), strict=True))
     for folder, listed in zip(many, together(_list, many), strict=True):
         found |= {f"{folder}/{each['path'].rpartition('/')[2]}": each for each in listed["objects"]}

@@ -25,7 +25,7 @@ def write_history(workdir: epath.PathLike, corpus: Any, plan: Plan) -> None:
     A directory inside the work directory is named relative to it, any other by its whole path. The
     plan has all of the run's steps.
 
-    {"corpus": {"kind": "stored", "directory": "corpus/train", "features": []}, "tokens": {…},
+    {"corpus": {"kind": "stored", "directory": "corpus/train"}, "tokens": {…},
      "plans": [{"from": 0, "fingerprint": …, "identity": {…}, "changes": {"seed": 0, …}},
                {"from": 2000, …, "changes": {"buckets": [[16, 128]]}}]}
     """

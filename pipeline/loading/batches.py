@@ -390,9 +390,9 @@ class Batches(StepDataset):
 
 
 def _choose_features(corpus: AnyCorpus, names: Iterable[str] | None) -> dict[str, Feature]:
-    """The features with these names; None: all of the corpus."""
+    """The features with these names; None: all of the corpus but keys."""
     if names is None:
-        return dict(corpus.features)
+        return {name: each for name, each in corpus.features.items() if not each.key}
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise InvalidType(f"features is {names!r}; give a list of names, or () for none")
     names = list(names)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable
 from typing import Any, cast
 
-from pipeline.errors import Late, NotInstalled
+from pipeline.errors import InvalidState, Late, NotInstalled
 from pipeline.planning.identity import fingerprint_of
 
 # Seconds of one request to the store; signals are handled between requests.
@@ -50,7 +50,12 @@ class Exchange:
         self._me, self._store = jax.process_index(), cast(Any, store)
         group = fingerprint_of(self._processes)
         self._place = f"pipeline/exchange/{group}/{_made[group]}"
+        self._closed = False
         _made[group] += 1
+
+    def close(self) -> None:
+        """Ends a wait in another thread within a second; there are no further rounds."""
+        self._closed = True
 
     def gather(self, value: Any) -> list[Any]:
         """The values of all processes in this round, in the order of their numbers.
@@ -60,6 +65,7 @@ class Exchange:
 
         Raises:
             Late: a process, which the message names, gave no value in time.
+            InvalidState: the exchange is closed.
         """
         text = json.dumps(value)
         if len(self._processes) == 1:
@@ -78,6 +84,8 @@ class Exchange:
         """The value that a process gave in this round, once it is there."""
         key, end = self._key(self._round, process), time.monotonic() + self._seconds
         while (left := end - time.monotonic()) > 0:
+            if self._closed:
+                raise InvalidState("the exchange was closed while a thread waited for a value")
             try:
                 return self._store.blocking_key_value_get(key, int(1000 * min(REQUEST, left)))
             except RuntimeError as error:

@@ -1,17 +1,21 @@
 """The loader: an iterator that transfers batches to the devices ahead, and `load`, to make one."""
 
+import copy
 import functools
 import logging
 import math
 import numbers
 import os
+import sys
 import threading
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
+import grain
+
 from pipeline.corpus.groups import truncate_groups
 from pipeline.corpus.interface import AnyCorpus
-from pipeline.corpus.pairs import open_corpus
+from pipeline.corpus.opening import open_corpus
 from pipeline.errors import (
     InvalidType,
     InvalidValue,
@@ -34,6 +38,7 @@ from pipeline.loading.sharding import (
     require_specs,
     sharding_of,
 )
+from pipeline.loading.stream import WINDOW, PackedIterator, PackedStream, read_lengths
 from pipeline.planning.bucket import Bucket, as_buckets
 from pipeline.planning.figures import warn_of_overflow
 from pipeline.planning.fit import fit_buckets
@@ -48,6 +53,7 @@ from pipeline.planning.options import (
 )
 from pipeline.planning.plan import PLANNING, Plan
 from pipeline.planning.planned import PlannedBatch
+from pipeline.text.features import Feature
 
 if TYPE_CHECKING:
     import jax
@@ -117,14 +123,9 @@ class Loader(StepIterator):
     ):
         wanted = "Batches; transform them in the step, or with Batches(…, transform=function)"
         require_type("batches", batches, Batches, wanted)
-        prefetch, limit = require_whole("prefetch", prefetch, 0), timeout_seconds
+        prefetch = require_whole("prefetch", prefetch, 0)
         threads = require_whole("num_threads", num_threads, 1)
-        numeric = isinstance(limit, numbers.Real) and 0 < limit <= threading.TIMEOUT_MAX
-        if limit is not None and not numeric:
-            raise InvalidValue(
-                f"timeout_seconds is {limit!r}; it must be a number of seconds above 0, or None"
-            )
-        self._timeout = None if limit is None else float(limit)
+        self._timeout = _require_seconds(timeout_seconds)
         if not hasattr(batches, "sharding"):
             raise InvalidValue(
                 "batches is a pickled copy, which knows no devices; pickle the corpus and the "
@@ -132,22 +133,12 @@ class Loader(StepIterator):
             )
         self.batches, self.plan, self.corpus = batches, batches.plan, batches.corpus
         self.specs, self.sharding = batches.specs, batch_sharding(batches.sharding)
-        # Without `self`, which the thread would keep alive.
-        specs, sharding, features = self.specs, self.sharding, batches.features
+        transfer = _Transfer(batches, self.sharding, self.specs)
         built: Any = batches.with_plans()
-        commit = batches.sharding is not None
-        layouts: dict[Bucket, list] = {}  # of batches that have these specs
 
         def make(step: int) -> tuple[PlannedBatch, Any]:
             planned, batch = built[step]
-            bucket, layout = planned.bucket, [_describe(*each) for each in batch.items()]
-            with phase("transfer"):
-                if layouts.get(bucket) != layout:
-                    on = sharding_of(sharding, bucket.rows)
-                    found = field_specs(batch, on, bucket, features)
-                    require_specs(found, specs[bucket], f"the batch of step {step:,}")
-                    layouts[bucket] = layout
-                return planned, place(batch, specs[bucket], commit=commit)
+            return planned, transfer(step, planned.bucket, batch)
 
         size = prefetch + threads - 1
         ahead = Prefetch(make, size, end=len(batches), threads=threads)
@@ -192,9 +183,102 @@ class Loader(StepIterator):
         self.close()
 
 
-def _describe(name: str, field: Any) -> tuple:
-    """All of a field that its spec depends on."""
-    return name, type(field), getattr(field, "shape", None), getattr(field, "dtype", None)
+class _Transfer:
+    """Puts batches on the devices, as programs were compiled for; holds no loader.
+
+    A loader's thread has it, and would keep the loader alive.
+    """
+
+    def __init__(self, batches: Batches, sharding: Any, specs: Mapping[Bucket, Any]):
+        self._sharding, self._specs, self._features = sharding, specs, batches.features
+        self._commit = batches.sharding is not None
+        self._layouts: dict[Bucket, list] = {}  # of batches that have these specs
+
+    def __call__(self, step: int, bucket: Bucket, batch: Mapping[str, Any]) -> Any:
+        """The batch of a step, a dict of jax.Arrays; a `ValueError` if it has other fields."""
+        with phase("transfer"):
+            layout = [
+                (name, type(field), getattr(field, "shape", None), getattr(field, "dtype", None))
+                for name, field in batch.items()
+            ]
+            if self._layouts.get(bucket) != layout:
+                on = sharding_of(self._sharding, bucket.rows)
+                found = field_specs(batch, on, bucket, self._features)
+                require_specs(found, self._specs[bucket], f"the batch of step {step:,}")
+                self._layouts[bucket] = layout
+            return place(batch, self._specs[bucket], commit=self._commit)
+
+
+def _require_seconds(limit: float | None) -> float | None:
+    numeric = isinstance(limit, numbers.Real) and 0 < limit <= threading.TIMEOUT_MAX
+    if limit is not None and not numeric:
+        raise InvalidValue(
+            f"timeout_seconds is {limit!r}; it must be a number of seconds above 0, or None"
+        )
+    return None if limit is None else float(limit)
+
+
+class StreamLoader(Loader):
+    """A `Loader` of a `PackedStream`, with the state of its iterator; made by `load`.
+
+    It has no plan, no corpus, and no length; `specs` has all buckets.
+    """
+
+    def __init__(
+        self, stream: PackedStream, *, prefetch: int = 2, timeout_seconds: float | None = None
+    ):
+        self._timeout = _require_seconds(timeout_seconds)
+        self._stream, self._size = stream, require_whole("prefetch", prefetch, 0)
+        self.batches, self.sharding = stream.batches, batch_sharding(stream.batches.sharding)
+        self.specs = self.batches.specs
+        self._start(None)
+
+    def _start(self, state: dict[str, Any] | None) -> None:
+        batches, ready = PackedIterator(self._stream), list[Any]()
+        if state is not None:
+            batches.set_state(state)
+        transfer = _Transfer(self.batches, self.sharding, self.specs)
+
+        def make(step: int) -> tuple[PlannedBatch, Any, dict[str, Any]]:
+            if not ready:  # else an error came after it
+                ready.append(next(batches))
+            planned = batches.planned
+            arrays = transfer(step, planned.bucket, ready[0])
+            ready.clear()
+            return planned, arrays, batches.get_state()
+
+        self._state = batches.get_state()
+        ahead = Prefetch(make, self._size, end=sys.maxsize)
+        ahead.jump(self._state["step"])
+        StepIterator.__init__(self, self.batches, ahead, functools.partial(_end, ahead, batches))
+
+    def __repr__(self) -> str:
+        at = "closed" if self._ahead.closed else f"at step {self.step:,}"
+        return f"Loader({self._stream}, {at})"
+
+    def __len__(self) -> int:
+        raise InvalidType("a stream ends where its data set ends, so its loader has no length")
+
+    def __next__(self) -> "Batch[jax.Array]":
+        self.planned, batch, self._state = self._ahead.next(self._timeout)
+        return batch
+
+    def get_state(self) -> dict[str, Any]:
+        """The state of this host after the batches that `next` returned so far; see the stream."""
+        return copy.deepcopy(self._state)
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continues from `state`; one of other options or of another host raises a `ValueError`."""
+        state = self._stream.setup.check(state)
+        if self._close is not None:
+            self._close()
+        self._start(state)
+
+
+def _end(ahead: Prefetch, batches: PackedIterator) -> None:
+    if not ahead.inherited:
+        batches.close()  # first, since the thread may wait for it
+        ahead.close()
 
 
 def _close(batches: Prefetch, files: ReadAhead) -> None:
@@ -204,7 +288,7 @@ def _close(batches: Prefetch, files: ReadAhead) -> None:
 
 
 def load(
-    corpus: AnyCorpus | str | os.PathLike,
+    corpus: AnyCorpus | str | os.PathLike | grain.MapDataset | grain.IterDataset,
     *,
     buckets: Iterable[Bucket] | None = None,
     sharding: "jax.sharding.Mesh | jax.sharding.NamedSharding | DynamicContext | None" = None,
@@ -214,17 +298,18 @@ def load(
     positions: Positions = "continue",
     transform: Transform | None = None,
     context_order: ContextOrder = "contiguous",
-    features: Iterable[str] | None = None,
+    features: Iterable[str] | Mapping[str, Feature] | None = None,
     timeout_seconds: float | None = None,
     **options: Unpack[LoadOptions],
 ) -> Loader:
-    """An iterator over the batches of a corpus: planned, packed and on the devices.
+    """An iterator over the batches of a corpus or a Grain data set: packed and on the devices.
 
     A batch is a `Batch`, a dict of jax.Arrays of the global shape `[rows, length]` of its bucket.
 
     Args:
         corpus: a corpus, a view of one, pairs, `Corpora`, or the directory of a corpus or of pairs.
-            Tokens are compared with their digests only in a cache; see `Corpus.open`.
+            Tokens are compared with their digests only in a cache; see `Corpus.open`. Or a Grain
+            data set of examples, of which a `PackedStream` is made, or a `PackedStream`.
         buckets: the shapes, as for `Plan`; None: fitted, for which `tokens_per_batch` is needed.
         sharding: the devices that share a batch: a `jax.sharding.Mesh`, whose axes `data` and
             `fsdp` divide rows, and whose axis `context` divides length, if it has them; or a
@@ -244,7 +329,8 @@ def load(
         context_order: the order of the columns of a row whose length is divided over devices:
             "contiguous", "zigzag" or "striped" (contiguous); see `Batches`.
         features: names of the features to read, among the corpus's `features` and "example_id";
-            (): none; None: all of the corpus, without "example_id".
+            (): none; None: all of the corpus, without "example_id". Of a Grain data set, their
+            schemas by name.
         timeout_seconds: the longest wait for one batch. Then `next` raises a `TimeoutError`, which
             says which step is late, and what its thread is doing; no batch is lost. None: no limit.
         **options: of `fit_buckets`, which chooses the buckets (tokens_per_batch, max_buckets,
@@ -252,7 +338,8 @@ def load(
             (packing, overflow, seed, shuffle, max_segments, align, cost, tiers, window, exclude,
             weights, by). Here `max_buckets` is 4 by default, and `row_multiple` the number of
             devices that share the rows. With `overflow="truncate"`, groups that are too long lose
-            continuations.
+            continuations. Of a Grain data set, they are those of `fit_buckets`, which sees its
+            first window, and of `PackedStream`.
 
     Raises:
         TypeError: there is no such option, or `corpus` is not a corpus.
@@ -262,6 +349,8 @@ def load(
         if name not in LoadOptions.__annotations__:
             known = {*LoadOptions.__annotations__, *list_keywords(load)}
             raise InvalidType(f"load() has no option {suggest_option(name, known)}")
+    if isinstance(corpus, PackedStream):
+        return StreamLoader(corpus, prefetch=prefetch, timeout_seconds=timeout_seconds)
     if buckets is None and "tokens_per_batch" not in options:
         raise InvalidType("load() needs tokens_per_batch=, to choose buckets, or buckets=")
     if buckets is not None and (wrong := {*options} & {*FITTING} - {*PLANNING}):
@@ -269,18 +358,23 @@ def load(
             f"buckets are given, and also {', '.join(sorted(wrong))} to choose them; give only one "
             "of the two"
         )
+    if isinstance(corpus, grain.MapDataset | grain.IterDataset):
+        given: dict[str, Any] = {
+            "sharding": sharding,
+            "positions": positions,
+            "transform": transform,
+        }
+        given |= {"context_order": context_order, "features": features, **options}
+        given |= {"num_epochs": num_epochs} if num_epochs is not None else {}
+        given |= {"num_threads": num_threads} if num_threads != 1 else {}
+        stream = _make_stream(corpus, buckets, given)
+        return StreamLoader(stream, prefetch=prefetch, timeout_seconds=timeout_seconds)
     sharding = None if sharding is None else batch_sharding(sharding)
     if isinstance(corpus, str | os.PathLike):
         corpus = open_corpus(corpus)
     require_type("corpus", corpus, "fingerprint", f"a directory, or {A_CORPUS}")
     if buckets is None:
-        rows, length = multiples(sharding, context_order)
-        several = math.lcm(128, length) if length > 1 else None
-        multiple: dict[str, Any] = {"row_multiple": rows, "length_multiple": several}
-        if isinstance(sharding, DynamicContext):
-            multiple["devices"] = sharding.devices
-        fitting = {"max_buckets": 4, **multiple, **options}
-        buckets = fit_buckets(corpus, **select_options(FITTING, fitting))
+        buckets = _fit(corpus, sharding, context_order, options)
     overflow = options.get("overflow")
     if isinstance(overflow, str) and overflow == "truncate" and corpus.trees is not None:
         buckets = as_buckets(buckets)
@@ -303,3 +397,41 @@ def load(
         num_threads=num_threads,
         timeout_seconds=timeout_seconds,
     )
+
+
+def _fit(
+    lengths: Any, sharding: Any, context_order: ContextOrder, options: Mapping[str, Any]
+) -> tuple[Bucket, ...]:
+    """Buckets that divide over the devices of `sharding`."""
+    rows, length = multiples(sharding, context_order)
+    several = math.lcm(128, length) if length > 1 else None
+    multiple: dict[str, Any] = {"row_multiple": rows, "length_multiple": several}
+    if isinstance(sharding, DynamicContext):
+        multiple["devices"] = sharding.devices
+    fitting = {"max_buckets": 4, **multiple, **options}
+    return fit_buckets(lengths, **select_options(FITTING, fitting))
+
+
+# Options of plans and loaders that a stream has in another way.
+INSTEAD = {
+    "num_epochs": "repeat the data set itself, as in dataset.repeat(3)",
+    "num_threads": "read it in threads, dataset.to_iter_dataset(grain.ReadOptions(num_threads=8))",
+    "shuffle": "its order is that of the data set, except within windows",
+    "exclude": "leave them out with dataset.filter",
+    "weights": "mix data sets, with grain.IterDataset.mix or grain.MapDataset.mix",
+    "by": "data sets are mixed by examples, with grain.IterDataset.mix or grain.MapDataset.mix",
+}
+
+
+def _make_stream(dataset: Any, buckets: Any, given: dict[str, Any]) -> PackedStream:
+    """The stream of a data set, with the options of `load`."""
+    known = list_keywords(PackedStream)
+    for name in given:
+        if name in INSTEAD or name not in (*known, *FITTING):
+            way = INSTEAD.get(name, "only a plan has it: prepare the data as a corpus")
+            raise InvalidValue(f"{name} is given for a Grain data set; {way}")
+    if buckets is None:
+        sharding = None if given["sharding"] is None else batch_sharding(given["sharding"])
+        lengths = read_lengths(dataset, given["features"], given.get("window", WINDOW), sharding)
+        buckets = _fit(lengths, sharding, given["context_order"], given)
+    return PackedStream(dataset, buckets, **select_options(known, given))

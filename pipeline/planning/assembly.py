@@ -74,7 +74,7 @@ class Assembly:
 
     def divide(self, steps: range) -> dict[int, Division]:
         """The rows of some steps, by their shape, taken at once."""
-        wanted, found = {step: self._schedule.at(step) for step in steps}, dict[int, Division]()
+        wanted, divisions = {step: self._schedule.at(step) for step in steps}, dict[int, Division]()
         for shape in {shape for shape, _ in wanted.values()}:
             # Stream, first row, number of rows, step; the ranges of a stream are adjacent.
             mine = [step for step in steps if wanted[step][0] == shape]
@@ -87,8 +87,8 @@ class Assembly:
             edges = np.bincount(owners).cumsum()[:-1]
             numbers = np.split(owners.argsort(kind="stable"), edges)
             of_steps = dict(zip(mine, numbers, strict=True))
-            found[shape] = self.take(shape, joined.values()), of_steps
-        return found
+            divisions[shape] = self.take(shape, joined.values()), of_steps
+        return divisions
 
     def make_batch(
         self, bucket: Bucket, rows: FlatRows, numbers: np.ndarray, epoch: int
@@ -135,12 +135,12 @@ class Blocks:
 
     def _make(self, steps: range) -> dict[int, Selection]:
         """The rows of each of a block of steps."""
-        epoch, found = self._schedule.epoch_of(steps.start), dict[int, Selection]()
+        epoch, selections = self._schedule.epoch_of(steps.start), dict[int, Selection]()
         for shape, division in self._assembly.divide(steps).items():
             rows, of_steps = self._deal(shape, division, steps.start)
             bucket = self._options.buckets[shape]
-            found |= {step: (bucket, rows, which, epoch) for step, which in of_steps.items()}
-        return found
+            selections |= {step: (bucket, rows, which, epoch) for step, which in of_steps.items()}
+        return selections
 
     def _deal(self, shape: int, division: Division, first: int) -> Division:
         """Which rows each of a block of steps has, from step `first` on."""

@@ -137,11 +137,11 @@ def as_buckets(buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
 
     Buckets of several sides ascend by the sum of their lengths, and the last is the longest on all.
     """
-    found = as_shapes(buckets)
-    keys = [bucket.sort_key[:-1] for bucket in found]
+    checked = as_shapes(buckets)
+    keys = [bucket.sort_key[:-1] for bucket in checked]
     ascending = all(shorter < longer for shorter, longer in itertools.pairwise(keys))
-    longest = tuple(map(max, zip(*(bucket.lengths for bucket in found), strict=True)))
-    if not ascending or found[-1].lengths != longest:
+    longest = tuple(map(max, zip(*(bucket.lengths for bucket in checked), strict=True)))
+    if not ascending or checked[-1].lengths != longest:
         sides = (
             "; those of several sides ascend by their sum, and the last must hold all others, so "
             f"end with one of {longest}"
@@ -150,9 +150,9 @@ def as_buckets(buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
             "; only pipeline.pack takes several of one length, the smaller ones for its last rows"
         ) * (len({*keys}) < len(keys))
         raise InvalidValue(
-            f"buckets are {', '.join(map(str, found))}; they must ascend by length{sides}{again}"
+            f"buckets are {', '.join(map(str, checked))}; they must ascend by length{sides}{again}"
         )
-    return found
+    return checked
 
 
 def as_shapes(buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
@@ -160,16 +160,16 @@ def as_shapes(buckets: Iterable[Bucket]) -> tuple[Bucket, ...]:
     given: Any = buckets
     if not isinstance(given, Iterable) or getattr(given, "ndim", 1) == 0:
         given = [given]
-    found: tuple[Bucket, ...] = tuple(given)
-    if not all(isinstance(bucket, Bucket) for bucket in found):
+    checked: tuple[Bucket, ...] = tuple(given)
+    if not all(isinstance(bucket, Bucket) for bucket in checked):
         raise InvalidValue(
             f"buckets is {buckets!r}; it must be a list, and every entry must be a "
             "pipeline.Bucket(rows=…, length=…)"
         )
-    if not found:
+    if not checked:
         raise InvalidValue("buckets is empty; give at least one, or let fit_buckets choose them")
-    if len({bucket.names for bucket in found}) > 1:
+    if len({bucket.names for bucket in checked}) > 1:
         raise InvalidValue(
-            f"buckets are {', '.join(map(repr, found))}; they must all have the same sides"
+            f"buckets are {', '.join(map(repr, checked))}; they must all have the same sides"
         )
-    return found
+    return checked

@@ -40,7 +40,7 @@ def fill_exactly(
     """
     sizes = (np.flatnonzero(counts[1 : length + 1]) + 1).tolist()
     left = {size: int(counts[size]) for size in sizes}
-    found, available = list[Pattern](), sizes.copy()
+    patterns, available = list[Pattern](), sizes.copy()
     for size in reversed(sizes):
         while left[size] and opens[size]:
             left[size] -= 1
@@ -56,9 +56,9 @@ def fill_exactly(
                     del available[bisect.bisect_left(available, size)]
             pieces = tuple(sorted(row.items(), reverse=True))
             fill = sum(size * times for size, times in pieces)
-            found.append(Pattern(pieces, rows, fill, sum(row.values())))
+            patterns.append(Pattern(pieces, rows, fill, sum(row.values())))
     counts[sizes] = [left[size] for size in sizes]
-    return found
+    return patterns
 
 
 def _fill(left: Mapping[int, int], sizes: Sequence[int], room: int, work: Work) -> dict[int, int]:

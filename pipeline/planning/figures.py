@@ -102,16 +102,16 @@ def count_losses(stage: Stage) -> dict[str, int]:
     train on, and "overlong" ones are longer than the longest bucket. "lost" is the number of
     positions that these lose.
     """
-    found = np.zeros(5, np.int64)
+    losses = np.zeros(5, np.int64)
     for stream in stage.streams:
         windows, silent = stream.whole.windows, stream.lengths.num_silent
         pieces, left_out = windows.pieces, stream.lengths.num_left_out
         overlong = len(pieces.overlong)
         dropped = overlong * (stage.options.overflow == "drop")
         empty = int(windows.counts[0]) - dropped - left_out
-        found += (left_out - silent, silent, empty, overlong, pieces.lost)
+        losses += (left_out - silent, silent, empty, overlong, pieces.lost)
     names = ("excluded", "silent", "empty", "overlong", "lost")
-    return dict(zip(names, found.tolist(), strict=True))
+    return dict(zip(names, losses.tolist(), strict=True))
 
 
 def describe(history: Sequence[Change], counts: Counts) -> str:
@@ -138,14 +138,14 @@ def _count_excluded(stage: Stage) -> int:
 
 def _tabulate(stage: Stage, counts: Counts) -> list[str]:
     """An epoch of a stage: its buckets, its corpora if there are several, and losses."""
-    found, options = {}, stage.options
+    table, options = {}, stage.options
     names, several = options.names, options.vectors
     for bucket, numbers in counts.buckets.items():
         positions = numbers[0] * bucket.rows * np.array(bucket.lengths)
-        found[str(bucket)] = np.append(numbers, positions).round().astype(int)
-    found["epoch"] = np.sum([*found.values()], axis=0)
+        table[str(bucket)] = np.append(numbers, positions).round().astype(int)
+    table["epoch"] = np.sum([*table.values()], axis=0)
     rows = [["bucket", "batches", "rows", *(names if several else ["fill", "tokens"])]]
-    for name, (batches, filled, *others) in found.items():
+    for name, (batches, filled, *others) in table.items():
         sides = zip(others[: len(names)], others[len(names) :], strict=True)
         fills = [f"{real / positions:.2%}" if positions else "–" for real, positions in sides]
         tokens = [f"{others[0]:,}"] * (not several)

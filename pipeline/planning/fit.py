@@ -146,14 +146,14 @@ def fit_buckets(
     )
 
     worth = WORTH_UNPACKED if packing == "none" else WORTH
-    found: list[tuple[BucketSet, dict[int, BucketSet]]] = []
+    choices: list[tuple[BucketSet, dict[int, BucketSet]]] = []
     for multiples in fit.multiples(length_multiple):
         sets = fit.search(multiples, worth * SURE).find(max_buckets)
-        found.append((choose(sets, worth), sets))
-        if found[-1][0].padding <= WORTH_FINER:
+        choices.append((choose(sets, worth), sets))
+        if choices[-1][0].padding <= WORTH_FINER:
             break  # finer multiples have little to save
-    least = min(chosen.cost for chosen, _ in found) / (1 - WORTH_FINER)
-    chosen, sets = next(choice for choice in found if choice[0].cost <= least)
+    least = min(chosen.cost for chosen, _ in choices) / (1 - WORTH_FINER)
+    chosen, sets = next(choice for choice in choices if choice[0].cost <= least)
     tokens = chosen.positions * (1 - chosen.padding)
     costs = ", ".join(
         f"{number}: {chosen_set.cost / tokens:.3f}" for number, chosen_set in sets.items()

@@ -111,23 +111,23 @@ def fill_rows(
     patterns.sort(key=lambda pattern: -pattern.fill)
     fewest = -(-tokens // length)
     spare = (fewest + fewest // ROWS_PER_SPARE) * length - tokens  # positions
-    found = list[Chain]()
+    chains = list[Chain]()
     for pattern in patterns:
         gap = length - pattern.fill
         if not (rows := min(pattern.rows, spare // gap) if gap else pattern.rows):
             break
-        found.append([pattern._replace(rows=rows)])
+        chains.append([pattern._replace(rows=rows)])
         spare -= rows * gap
-    left = counts - count_segments(itertools.chain.from_iterable(found), len(counts))
+    left = counts - count_segments(itertools.chain.from_iterable(chains), len(counts))
     copies = 1 << (int(left @ sizes) // (length * ROWS_AT_ONCE)).bit_length()
     while left.any():
         laid = _lay(left // copies, length, cuts, max_segments, copies)
-        found += [_repeat(chain, copies) for chain in laid]
+        chains += [_repeat(chain, copies) for chain in laid]
         left -= copies * cuts.count_documents(itertools.chain.from_iterable(laid))
         copies //= 2
-    saved = count_rows(patterns) - sum(map(count_rows, found))
-    if saved > 0 and saved * length >= least_piece(length) * count_cuts(found):
-        return found
+    saved = count_rows(patterns) - sum(map(count_rows, chains))
+    if saved > 0 and saved * length >= least_piece(length) * count_cuts(chains):
+        return chains
     return [[pattern] for pattern in patterns]
 
 
@@ -178,7 +178,7 @@ def _lay(
     that document is too short to be cut, the chain ends.
     """
     least, most = least_piece(length), max_segments or length
-    stock, found, rows = Remaining(counts), list[Chain](), list[Pattern]()
+    stock, chains, rows = Remaining(counts), list[Chain](), list[Pattern]()
     second, carried = 0, 0  # the second piece of the document that was cut last, and its positions
     while stock.segments or carried:
         row = [(second, 1)] if carried else []
@@ -200,6 +200,6 @@ def _lay(
         segments = sum(times for _, times in row)
         rows.append(Pattern(tuple(row), 1, length - room, segments))
         if not carried:
-            found.append(rows)
+            chains.append(rows)
             rows = []
-    return found
+    return chains

@@ -99,6 +99,14 @@ def lay_out(
     the number of its positions. `order_rows` is called with the shape, which is the number of a
     bucket, and the number of segments and the first piece of each of its rows, ascending by
     segments; it returns the rows in order.
+
+    >>> from pipeline.planning.options import Bucket, Options
+    >>> lengths = np.array([5, 3, 4, 2, 1])
+    >>> packer = Options(buckets=(Bucket(1, 8),)).packer(sizes=np.arange(6)[:, None])
+    >>> packed = packer.pack(np.bincount(lengths))
+    >>> [rows] = lay_out(packed, lengths.argsort(), lambda shape, times, first: first.argsort())
+    >>> [column.tolist() for column in rows]  # two rows, of the pieces 0 and 1, and 2, 3 and 4
+    [[2, 3], [[0], [1], [2], [3], [4]]]
     """
     patterns = [pattern for of_bucket in packed.patterns for pattern in of_bucket]
     flat = itertools.chain.from_iterable(pattern.pieces for pattern in patterns)
@@ -119,7 +127,7 @@ def lay_out(
     piece = first.repeat(times) + ranges(0 * times, times) * of_entry.repeat(times)
     start = segments.cumsum() - segments  # the first segment of each pattern
     ends = np.cumsum([len(of_bucket) for of_bucket in packed.patterns])
-    found = []
+    flat_rows = []
     for shape, (low, high) in enumerate(itertools.pairwise([0, *ends.tolist()])):
         pattern = low + segments[low:high].argsort(kind="stable")
         copy = ranges(0 * pattern, rows[pattern])  # the number of each row in its pattern
@@ -133,8 +141,8 @@ def lay_out(
         columns = pieces[taken, None]
         if parts is not None:
             columns = np.column_stack([columns, *parts[:, which]])
-        found.append((number, columns))
-    return found
+        flat_rows.append((number, columns))
+    return flat_rows
 
 
 def _cut_entries(

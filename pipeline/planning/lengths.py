@@ -121,7 +121,7 @@ class Lengths:
         self.given = given
         self.files: np.ndarray | None = getattr(given, "files", None)
         named = given if isinstance(given, Mapping) else getattr(given, "side_names", ())
-        self.names: tuple[str, ...] = tuple(named)
+        self.names: tuple[str, ...] = tuple(map(str, named))
         loss = getattr(given, "loss", None)
         self.loss_side: int = self.names.index(loss) if loss in self.names else -1
         array = as_lengths(given)
@@ -272,23 +272,23 @@ def select(exclude: Exclude, given: Any, count: int) -> np.ndarray:
     if isinstance(chosen, Mapping):  # of the changes of a plan
         chosen = load_mask(chosen)
     try:
-        found = np.asarray(chosen)
+        array = np.asarray(chosen)
     except ValueError:  # lists of unequal lengths
-        found = np.array([chosen], object)
-    if found.shape == (0,):
+        array = np.array([chosen], object)
+    if array.shape == (0,):
         return everywhere(False, count)
-    if found.dtype == bool and found.shape == (count,):
-        return found
-    if found.ndim != 1 or not np.issubdtype(found.dtype, np.integer):
+    if array.dtype == bool and array.shape == (count,):
+        return array
+    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
         raise InvalidValue(
-            f"exclude gives {found.dtype} of shape {found.shape}; it must be a list of numbers "
+            f"exclude gives {array.dtype} of shape {array.shape}; it must be a list of numbers "
             f"of examples or a bool for each of {count:,} examples, or a function that gives one"
         )
-    if found.min() < 0 or found.max() >= count:
-        wrong = found[(found < 0) | (found >= count)][0]
+    if array.min() < 0 or array.max() >= count:
+        wrong = array[(array < 0) | (array >= count)][0]
         raise InvalidValue(f"exclude holds {wrong}; examples are numbered from 0 to {count - 1:,}")
     selected = np.zeros(count, bool)
-    selected[found] = True
+    selected[array] = True
     return selected
 
 
@@ -402,9 +402,9 @@ def histogram(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             parts.append((sizes.astype(np.int64), counts))
     every, counts = map(np.concatenate, zip(*parts, strict=True))
     sizes, which = np.unique(every, return_inverse=True)
-    found = np.zeros(len(sizes), np.int64)
-    np.add.at(found, which, counts)
-    return sizes, found
+    totals = np.zeros(len(sizes), np.int64)
+    np.add.at(totals, which, counts)
+    return sizes, totals
 
 
 def weigh(lengths: Any, costs: Sequence[float]) -> Any:

@@ -91,13 +91,18 @@ def as_corpora(given: Any) -> Mapping[str, Any]:
             f"lengths is {given!r:.60}; with weights it must be several corpora by name: a dict, "
             "or Corpora({'name': corpus})"
         )
+    if not all(isinstance(name, str) for name in corpora):
+        raise InvalidValue(
+            f"lengths has corpora with the names {', '.join(map(repr, corpora))}; names must be "
+            "text, as the data state stores them"
+        )
     return corpora
 
 
 def begin_of(given: Any, names: Iterable[str]) -> Any:
     """The corpora called `names`, which come first in `given`, in the form of `given`."""
     every = as_corpora(given)
-    found = {name: every[name] for name in names}
-    if hasattr(given, "corpora") and len(found) > 1:
-        return given.begin(sum(map(len, found.values())))
-    return found
+    corpora = {name: every[name] for name in names}
+    if hasattr(given, "corpora") and len(corpora) > 1:
+        return given.begin(sum(map(len, corpora.values())))
+    return corpora

@@ -23,7 +23,7 @@ GROUP = 4
 class Purpose(enum.IntEnum):
     """The purpose of a random stream; streams of different purposes are independent."""
 
-    WINDOWS = 1  # the window of each block of pieces
+    WINDOWS = 1  # the window of each run of pieces
     ORDER = 2  # the order of windows in an epoch
     EXAMPLES = 3  # the pieces of each key
     ROWS = 4  # the rows of each batch

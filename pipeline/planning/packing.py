@@ -96,12 +96,12 @@ class BestFit:
             search, placed = self._limit_segments(counts, placed)
         repack = functools.partial(self._repack, counts, search)
         apart = _without_surplus(surplus)
-        found = repack(placed, apart)
-        if self._exactly and self._has_gaps(found):
+        packed = repack(placed, apart)
+        if self._exactly and self._has_gaps(packed):
             filled = self._place(counts, functools.partial(self._fill_exactly, Work()))
-            if filled is not None and self._is_cheaper(exact := repack(filled, apart), found):
-                placed, found = filled, exact
-        return found if surplus == apart else repack(placed, surplus)
+            if filled is not None and self._is_cheaper(exact := repack(filled, apart), packed):
+                placed, packed = filled, exact
+        return packed if surplus == apart else repack(placed, surplus)
 
     # ---- one bucket
 
@@ -174,9 +174,9 @@ class BestFit:
 
             def repack(rows: Sequence[Pattern], to: int = to) -> list[Pattern]:
                 moved = count_segments(rows, len(counts))
-                found = search(moved, to, moved > 0)
-                assert found is not None, "best fit always ends"
-                return found
+                patterns = search(moved, to, moved > 0)
+                assert patterns is not None, "best fit always ends"
+                return patterns
 
             enough, most = FULL_ENOUGH * self._rooms[index], rules.max_segments
             empty = [p for p in placed[index] if p.fill < enough and p.segments != most]

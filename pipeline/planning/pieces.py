@@ -90,7 +90,7 @@ class Pieces:
     def _set_overlong(self, room: tuple[int, ...], overflow: Overflow | None) -> None:
         lengths = self._lengths
         found = [
-            np.unique(np.nonzero(chunk > self._most)[0]) + number * lengths_lib.CHUNK
+            np.flatnonzero((chunk > self._most).any(axis=1)) + number * lengths_lib.CHUNK
             for number, chunk in enumerate(lengths_lib.chunks(lengths.array))
         ]
         overlong = np.concatenate(found)
@@ -221,11 +221,11 @@ class Pieces:
     @functools.cached_property
     def most_continuations(self) -> np.ndarray:
         """The most continuations of a piece of each key: int64 [keys]."""
-        found = np.zeros(len(self.table), np.int64)
+        most = np.zeros(len(self.table), np.int64)
         if self._lengths.has_groups:
             keys = self._as_keys(self._first_sizes(0, len(self._lengths)), 0)
-            np.maximum.at(found, keys, self._lengths.continuations)
-        return found
+            np.maximum.at(most, keys, self._lengths.continuations)
+        return most
 
     def first_pieces(self, examples: np.ndarray) -> np.ndarray:
         """The number of the first piece of each of `examples`: int64."""
@@ -248,7 +248,7 @@ class Pieces:
 
     def _sizes_of(self, examples: np.ndarray) -> np.ndarray:
         """The sizes of the first pieces of `examples`, none of which is dropped."""
-        sizes = self._lengths.array[examples]
+        sizes = self._lengths.array.take(examples, axis=0)
         if len(self.overlong):
             sizes = np.minimum(sizes, self._most)
         return sizes.astype(np.int64)
@@ -267,9 +267,9 @@ class Pieces:
 
     def positions_per_example(self) -> np.ndarray:
         """The positions of each example that are in a piece: int64 [examples, sides]."""
-        found = self._first_sizes(0, len(self._lengths)).astype(np.int64)
-        np.add.at(found, self._later[0], self._later[2][:, None])
-        return found
+        positions = self._first_sizes(0, len(self._lengths)).astype(np.int64)
+        np.add.at(positions, self._later[0], self._later[2][:, None])
+        return positions
 
 
 def _number(units: np.ndarray, room: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:

@@ -86,7 +86,7 @@ class Plan:
             long, "split" and "truncate" are errors.
         window: the approximate number of pieces (examples or their parts) that are packed together;
             limits memory and the time to the first batch; default 4,194,304. A larger corpus has
-            several windows, each of blocks from all of it, or of files. Several corpora divide the
+            several windows, each of runs from all of it, or of files. Several corpora divide the
             number, but each has windows of at least 65,536 pieces, if that is less than `window`.
         max_segments: the most segments in a row. Default None: no limit.
         align: every segment begins at a column that is a multiple of this, for kernels that work on
@@ -337,12 +337,12 @@ class Plan:
 
     def whole_epochs(self, step: int) -> dict[str, int]:
         """The number of epochs of each corpus that end before `step`, by name."""
-        found = dict.fromkeys(self.names, 0)
+        epochs_of = dict.fromkeys(self.names, 0)
         stage = self.last_stage(step - 1)
         # Within a block, epochs that end in it are not over. No step after `step` is looked up.
         block = stage.assembly.block(max(step - 1, 0))
         epochs = stage.schedule.epochs(block.start if step < block.stop else step)
-        return found | dict(zip((stream.name for stream in stage.streams), epochs, strict=True))
+        return epochs_of | dict(zip((stream.name for stream in stage.streams), epochs, strict=True))
 
     # ---- figures
 

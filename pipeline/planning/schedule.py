@@ -149,8 +149,8 @@ class Single(Schedule):
 
     def _find(self, step: int) -> tuple[int, Pass]:
         """How often the pass of a step is over before it, and that pass."""
-        found = self._passes[-1] if step >= self._passes[-1].start else self._passes[0]
-        return (step - found.start) // found.steps, found
+        its_pass = self._passes[-1] if step >= self._passes[-1].start else self._passes[0]
+        return (step - its_pass.start) // its_pass.steps, its_pass
 
     def _epoch_at(self, step: int) -> Epoch:
         times, (first, rows, batches, steps, before) = self._find(step)
@@ -185,8 +185,8 @@ class Single(Schedule):
 
     def epoch_of(self, step: int) -> int:
         """See `Schedule`."""
-        times, found = self._find(step)
-        return found.rows.epoch + times
+        times, its_pass = self._find(step)
+        return its_pass.rows.epoch + times
 
 
 class Taken(NamedTuple):

@@ -7,9 +7,7 @@ packed.
 """
 
 import dataclasses
-import functools
 import itertools
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -19,9 +17,8 @@ from pipeline.planning.bucket import Bucket
 from pipeline.planning.lengths import weigh
 from pipeline.planning.stock import Stock, round_up
 
-# The numbers below were tried beside all sets of up to three buckets, each of them packed, of 353
-# kinds of lengths and options: the chosen set cost at most 1.04 times the best of as many buckets,
-# and 1.003 times in 95 of 100 cases.
+# The numbers below were tried beside all sets of up to three buckets, each of them planned, of 80
+# kinds of lengths and options: the chosen set cost at most 1.01 times the best of as many buckets.
 
 # All multiples are candidates if they are at most EVERY; else some quantiles and geometric lengths.
 EVERY, QUANTILES, GEOMETRIC = 24, 11, 13
@@ -44,7 +41,7 @@ MOVES = (1 / 4, 1 / 8, 1 / 16, 1 / 32)
 # Exact programmes for packing "none" have at most this many lengths.
 EDGES = 1024
 
-Lengths = tuple[int, ...]
+Room = tuple[int, ...]  # the length of a row on each side
 
 # The share of the cost beyond positions that is sure, for the number of buckets: see `fit_buckets`.
 SURE = 1 / 3
@@ -78,13 +75,13 @@ class Search:
     def __init__(
         self,
         stock: Stock,
-        shape: Callable[[Lengths], Bucket],
+        shape: Callable[[Room], Bucket],
         *,
         multiple: np.ndarray,
         most: float,
         limit: np.ndarray | None,
         worth: float,
-        also: Iterable[Lengths] = (),
+        also: Iterable[Room] = (),
     ):
         self._stock, self._shape = stock, shape
         self._multiple, self._most, self._worth = multiple, most, worth
@@ -94,160 +91,145 @@ class Search:
         self._sizes, self._counts = stock.examples
         longest = round_up(np.maximum(stock.longest, 1), multiple)
         # For each side, the least length of the last bucket of a set.
-        self._longest: Lengths = tuple(longest.tolist())
+        self._longest: Room = tuple(longest.tolist())
         self._is_unpacked = stock.options.packing == "none"
         cap = stock.options.most_in_row
         # Segments are a side of size 1, if their number is limited.
         ones = np.ones((len(self._sizes), int(cap is not None)), np.int64)
         self._loads = np.concatenate([self._sizes, ones], axis=1)
         self._caps = () if cap is None else (cap,)
-        self._columns: dict[Lengths, np.ndarray] = {}
-        self._bounds: dict[tuple[Lengths, ...], float] = {}
+        self._columns: dict[Room, np.ndarray] = {}
+        self._bounds: dict[tuple[Room, ...], float] = {}
         self._stands_in = stock.options.packing == "fill" or len(longest) > 1
         self._finalists = FINALISTS if self._stands_in else EXTENDED
-        self._last: Lengths | None = None  # of all sets, if longer rows save no padding
+        self._last: Room | None = None  # of all sets, if longer rows save no padding
         # The lengths that sets are made of, before members move.
         self._candidates = sorted(self._make_candidates() | {*also})
 
     # ---- the cost of a set
 
-    def measure(self, lengths: Sequence[Lengths]) -> BucketSet:
+    def measure(self, rooms: Sequence[Room]) -> BucketSet:
         """Packs a set, which ascends by length."""
-        buckets = tuple(map(self._shape, lengths))
+        buckets = tuple(map(self._shape, rooms))
         batches = self._stock.count_batches(buckets)
-        rows = [(n * each.rows, each) for n, each in zip(batches, buckets, strict=True) if n]
+        rows = [(n * bucket.rows, bucket) for n, bucket in zip(batches, buckets, strict=True) if n]
         cost = sum(n * self._stock.options.price(bucket) for n, bucket in rows)
         positions = sum(n * float(weigh(bucket.lengths, self._costs)) for n, bucket in rows)
         padding = 1 - self._stock.positions / positions
         sure = positions + SURE * (cost - positions)
         return BucketSet(buckets, batches, positions, padding, cost, sure)
 
-    def bound(self, lengths: Sequence[Lengths]) -> float:
+    def bound(self, rooms: Sequence[Room]) -> float:
         """The cost of a set in full rows, which is a lower bound for one side."""
-        key = tuple(lengths)
+        key = tuple(rooms)
         if (known := self._bounds.get(key)) is not None:
             return known
-        member = np.argmin([self._column(each) for each in key], axis=0)
+        member = np.argmin([self._column(room) for room in key], axis=0)
         total = 0.0
-        for index, member_lengths in enumerate(key):
+        for index, room in enumerate(key):
             if not (mine := member == index).any():
                 continue
             loads = self._stock.scale * (self._counts[mine] @ self._loads[mine])
-            total += float((loads / [*member_lengths, *self._caps]).max()) * self._row_price(
-                member_lengths
-            )
-        if self._stands_in:
-            total *= self._handicap(key[-1])
+            total += float((loads / [*room, *self._caps]).max()) * self._row_price(room)
         self._bounds[key] = total
         return total
 
-    def _handicap(self, last: Lengths) -> float:
-        """A factor by which longer rows are less attractive, if they are not packed to see."""
-        doublings = math.log2(weigh(last, self._costs) / weigh(self._longest, self._costs))
-        return 1 + WORTH_LONGER * doublings * self._stands_in
-
-    def _column(self, lengths: Lengths) -> np.ndarray:
+    def _column(self, room: Room) -> np.ndarray:
         """The cost of an example of each size in full rows of these lengths; infinite if longer."""
-        if (found := self._columns.get(lengths)) is None:
-            share = (self._loads / [*lengths, *self._caps]).max(axis=1)
-            holds = (self._sizes <= lengths).all(axis=1)
-            found = np.where(holds, share * self._row_price(lengths), np.inf)
-            self._columns[lengths] = found
-        return found
+        if (column := self._columns.get(room)) is None:
+            share = (self._loads / [*room, *self._caps]).max(axis=1)
+            holds = (self._sizes <= room).all(axis=1)
+            column = np.where(holds, share * self._row_price(room), np.inf)
+            self._columns[room] = column
+        return column
 
-    def _row_price(self, lengths: Lengths) -> float:
-        return self._stock.options.price(Bucket(1, lengths, self._stock.options.names))
+    def _row_price(self, room: Room) -> float:
+        return self._stock.options.price(Bucket(1, room, self._stock.options.names))
 
     # ---- the search
 
     def find(self, most: int) -> dict[int, BucketSet]:
         """The best set of each number of buckets up to `most`, by that number."""
-        found: dict[int, BucketSet] = {}
-        best: list[tuple[Lengths, ...]] = [()]
+        best_sets: dict[int, BucketSet] = {}
+        best: list[tuple[Room, ...]] = [()]
         exact = self._cut_exactly(most) if self._is_unpacked else {}
         for number in range(1, most + 1):
-            tried = {each for fewer in best for each in self._sets_with(fewer)}
+            tried = {rooms for fewer in best for rooms in self._sets_with(fewer)}
             tried |= {*exact.get(number, ())}
-            limit = found[number - 1].cost * (1 - self._worth) if found else np.inf
-            costs = self._try(tried, limit, PACKED if found else len(tried))
+            limit = best_sets[number - 1].cost * (1 - self._worth) if best_sets else np.inf
+            costs = self._try(tried, limit, PACKED if best_sets else len(tried))
             if not costs:
                 break
             costs = self._improve(costs)
             best = sorted(costs, key=costs.__getitem__)[: self._finalists]
-            sets = [each for each in map(self.measure, best) if all(each.batches[:-1])]
+            sets = [measured for measured in map(self.measure, best) if all(measured.batches[:-1])]
             if not sets:
                 break
-            found[number] = min(
-                sets, key=lambda each: each.cost * self._handicap(each.buckets[-1].lengths)
-            )
-        return found
+            best_sets[number] = min(sets, key=lambda chosen: chosen.cost)
+        return best_sets
 
-    def _sets_with(self, lengths: tuple[Lengths, ...]) -> set[tuple[Lengths, ...]]:
-        """The sets of some lengths and one of the candidates."""
-        every = {tuple(sorted({*lengths, more}, key=_order)) for more in self._candidates}
-        return {each for each in every if len(each) > len(lengths)}
+    def _sets_with(self, rooms: tuple[Room, ...]) -> set[tuple[Room, ...]]:
+        """The sets of some rooms and one of the candidates."""
+        more = (room for room in self._candidates if room not in rooms)
+        return {tuple(sorted((*rooms, room), key=_order)) for room in more}
 
-    def _cost(self, lengths: tuple[Lengths, ...]) -> float:
+    def _cost(self, rooms: tuple[Room, ...]) -> float:
         """The cost of a set; infinite if a bucket has no batch (but the last, which holds all)."""
         if self._stands_in:
-            return self.bound(lengths)
-        packed = self.measure(lengths)
+            return self.bound(rooms)
+        packed = self.measure(rooms)
         return packed.cost if all(packed.batches[:-1]) else np.inf
 
-    def _is_valid(self, lengths: tuple[Lengths, ...]) -> bool:
-        last = np.array(lengths[-1])
+    def _is_valid(self, rooms: tuple[Room, ...]) -> bool:
+        last = np.array(rooms[-1])
         return bool(
             (last >= self._longest).all()
             and (last <= self._limit).all()
-            and weigh(lengths[-1], self._costs) <= self._most
-            and self._last in (None, lengths[-1])
-            and (np.array(lengths) <= last).all()
+            and weigh(rooms[-1], self._costs) <= self._most
+            and self._last in (None, rooms[-1])
+            and (np.array(rooms) <= last).all()
         )
 
     def _try(
-        self, sets: Iterable[tuple[Lengths, ...]], limit: float, most: int
-    ) -> dict[tuple[Lengths, ...], float]:
+        self, sets: Iterable[tuple[Room, ...]], limit: float, most: int
+    ) -> dict[tuple[Room, ...], float]:
         """The costs of up to `most` sets whose bounds are below `limit`, lowest bounds first."""
-        costs: dict[tuple[Lengths, ...], float] = {}
-        every = sorted((self.bound(each), each) for each in sets if self._is_valid(each))
-        for bound, each in every[:most]:
+        costs: dict[tuple[Room, ...], float] = {}
+        every = sorted((self.bound(rooms), rooms) for rooms in sets if self._is_valid(rooms))
+        for bound, rooms in every[:most]:
             if len(costs) >= self._finalists and bound >= min(costs.values()):
                 break
-            if bound < limit and (cost := self._cost(each)) < np.inf:
-                costs[each] = cost
+            if bound < limit and (cost := self._cost(rooms)) < np.inf:
+                costs[rooms] = cost
         return costs
 
-    def _improve(self, costs: dict[tuple[Lengths, ...], float]) -> dict:
-        """Adds sets in which members of the best set are exchanged, and then moved."""
-        changes: list[Callable[..., Iterable[tuple[Lengths, ...]]]] = [self._exchange]
-        changes += [functools.partial(self._move, share=share) for share in MOVES]
-        for change in changes:
-            for _ in range(ROUNDS):
-                best = min(costs, key=costs.__getitem__)
-                least = costs[best]
-                costs |= self._try({*change(best)} - costs.keys(), least, PACKED)
-                if min(costs.values()) >= least:
-                    break
+    def _improve(self, costs: dict[tuple[Room, ...], float]) -> dict:
+        """Adds sets in which a member of the best set is another one, as long as that helps."""
+        for _ in range(ROUNDS):
+            best = min(costs, key=costs.__getitem__)
+            least = costs[best]
+            costs |= self._try({*self._neighbours(best)} - costs.keys(), least, PACKED)
+            if min(costs.values()) >= least:
+                break
         return costs
 
-    def _exchange(self, lengths: tuple[Lengths, ...]) -> Iterable[tuple[Lengths, ...]]:
-        """The sets in which a candidate takes the place of a member."""
-        for index in range(len(lengths)):
-            yield from self._sets_with(lengths[:index] + lengths[index + 1 :])
+    def _neighbours(self, rooms: tuple[Room, ...]) -> Iterable[tuple[Room, ...]]:
+        """The sets in which a candidate, or rooms near a member, take the place of the member."""
+        for index, member in enumerate(rooms):
+            others = rooms[:index] + rooms[index + 1 :]
+            near = {moved for share in MOVES for moved in self._move(member, share)}
+            for more in near.union(self._candidates).difference(others):
+                yield tuple(sorted((*others, more), key=_order))
 
-    def _move(self, lengths: tuple[Lengths, ...], share: float) -> Iterable[tuple[Lengths, ...]]:
-        """The sets in which a side of a bucket is longer or shorter by a share of its length."""
-        for index, each in enumerate(lengths):
-            for side, sign in itertools.product(np.flatnonzero(self._paid).tolist(), (1, -1)):
-                multiple = int(self._multiple[side])
-                by = max(round(each[side] * share / multiple), 1) * multiple
-                if (length := each[side] + sign * by) > 0:
-                    other = self._complete((*each[:side], length, *each[side + 1 :]))
-                    members = {*lengths[:index], other, *lengths[index + 1 :]}
-                    if len(members) == len(lengths):
-                        yield tuple(sorted(members, key=_order))
+    def _move(self, room: Room, share: float) -> Iterable[Room]:
+        """Rooms of which a side is longer or shorter by a share."""
+        for side, sign in itertools.product(np.flatnonzero(self._paid).tolist(), (1, -1)):
+            multiple = int(self._multiple[side])
+            by = max(round(room[side] * share / multiple), 1) * multiple
+            if (length := room[side] + sign * by) > 0:
+                yield self._complete((*room[:side], length, *room[side + 1 :]))
 
-    def _cut_exactly(self, most: int) -> dict[int, list[tuple[Lengths, ...]]]:
+    def _cut_exactly(self, most: int) -> dict[int, list[tuple[Room, ...]]]:
         """For rows of one example, the best sets of each number of lengths, without empty rows."""
         if len(self._longest) > 1:
             return {}
@@ -261,40 +243,40 @@ class Search:
         if not np.isfinite(price).all():
             return {}
         least, begins = np.append(0, np.full(len(ends), np.inf)), []
-        found = {}
+        sets = {}
         for number in range(1, min(most, len(ends)) + 1):
             sums = [
                 least[: n + 1] + (examples[n + 1] - examples[: n + 1]) * price[n]
                 for n in range(len(ends))
             ]
-            begins.append([int(each.argmin()) for each in sums])
-            least = np.append(np.inf, [each.min() for each in sums])
-            end, chosen = len(ends) - 1, list[Lengths]()
+            begins.append([int(costs.argmin()) for costs in sums])
+            least = np.append(np.inf, [costs.min() for costs in sums])
+            end, chosen = len(ends) - 1, list[Room]()
             for begin in reversed(begins):
                 chosen.append((int(ends[end]),))
                 end = begin[end] - 1
-            found[number] = [tuple(reversed(chosen))]
-        return found
+            sets[number] = [tuple(reversed(chosen))]
+        return sets
 
     # ---- candidates
 
-    def _make_candidates(self) -> set[Lengths]:
+    def _make_candidates(self) -> set[Room]:
         longest, multiple = np.array(self._longest), self._multiple
         positions = weigh(self._sizes, self._costs) * self._counts
         if len(longest) > 1:
-            found = self._make_vectors(positions)
+            lengths = self._make_vectors(positions)
         elif longest[0] <= EVERY * multiple[0]:
-            found = np.arange(multiple[0], longest[0] + 1, multiple[0])[:, None]
+            lengths = np.arange(multiple[0], longest[0] + 1, multiple[0])[:, None]
         else:
             least = min(round_up(self._sizes.min(), int(multiple[0])), longest[0])
             quantiles = _quantiles(self._sizes[:, 0], positions, QUANTILES)
             geometric = np.geomspace(least, longest[0], GEOMETRIC)
-            found = np.concatenate([quantiles, geometric])[:, None]
-        every = {*map(tuple, round_up(np.ceil(found).astype(np.int64), multiple).tolist())}
+            lengths = np.concatenate([quantiles, geometric])[:, None]
+        every = {*map(tuple, round_up(np.ceil(lengths).astype(np.int64), multiple).tolist())}
         every = set(map(self._complete, every | {self._longest})) | self._make_longer()
-        return {each for each in every if weigh(each, self._costs) <= self._most}
+        return {room for room in every if weigh(room, self._costs) <= self._most}
 
-    def _make_longer(self) -> set[Lengths]:
+    def _make_longer(self) -> set[Room]:
         """Rows that are longer than any example, if that saves padding."""
         if self._is_unpacked:
             return set()
@@ -303,41 +285,41 @@ class Search:
         room = min(room, float((self._limit / np.array(base)).min()))
         factors = [factor for factor in LONGER if factor < room]
         factors += [room] if room <= max(LONGER) else []
-        found = {base}
+        longer = {base}
         for factor in factors:
             length = (np.array(base) * factor).astype(np.int64) // self._multiple * self._multiple
             # Of several sides, each may be rounded down or up.
             ups = itertools.product(*[(0, multiple) for multiple in self._multiple.tolist()])
             for up in ups if len(base) > 1 else [(0,)]:
-                found.add(self._complete(tuple((length + up).tolist())))
+                longer.add(self._complete(tuple((length + up).tolist())))
         if len(base) > 1 and np.isfinite(self._limit).all():
-            found.add(self._complete(tuple(self._limit.tolist())))
-        found = {each for each in found if self._is_valid((each,))}
+            longer.add(self._complete(tuple(self._limit.tolist())))
+        longer = {room for room in longer if self._is_valid((room,))}
         if len(base) == 1 and 3 * base[0] <= EVERY * self._multiple[0]:
             last = min(int(max(LONGER) * base[0]), EVERY * int(self._multiple[0]))
             every = range(base[0], last + 1, int(self._multiple[0]))
-            return found | {(each,) for each in every if self._is_valid(((each,),))}
+            return longer | {(length,) for length in every if self._is_valid(((length,),))}
         if self._stands_in:
-            return found
+            return longer
         limit = SOME * max(base)
-        few = [self.measure((each,)) for each in sorted(found) if max(each) <= limit]
-        saved = 1 - min(each.positions for each in few) / few[0].positions
+        few = [self.measure((room,)) for room in sorted(longer) if max(room) <= limit]
+        saved = 1 - min(measured.positions for measured in few) / few[0].positions
         if saved < WORTH_LONGER and few[0].batches[0] >= MANY:
             self._last = base
             return {base}
-        return found
+        return longer
 
     def _make_vectors(self, positions: np.ndarray) -> np.ndarray:
         """Lengths that hold the shorter examples: each the longest of them, and balanced."""
-        found = list[Lengths]()
+        vectors = list[Room]()
         share = (self._sizes / np.array(self._longest))[:, self._paid].max(axis=1)
         for limit in _quantiles(share, positions, QUANTILES):
             longest = self._sizes[share <= limit].max(axis=0)
             longest = round_up(np.maximum(longest, 1), self._multiple)
-            found += [tuple(longest.tolist()), self._balance(longest)]
-        return np.array(found)
+            vectors += [tuple(longest.tolist()), self._balance(longest)]
+        return np.array(vectors)
 
-    def _balance(self, lengths: np.ndarray) -> Lengths:
+    def _balance(self, lengths: np.ndarray) -> Room:
         """Lengths of which the examples that these hold fill all sides: some are longer."""
         if self._is_unpacked or len(lengths) == 1:
             return tuple(lengths.tolist())
@@ -353,8 +335,8 @@ class Search:
             wanted = lengths + extra.astype(np.int64) // self._multiple * self._multiple
         return self._complete(tuple(wanted.tolist()))
 
-    def _complete(self, lengths: Lengths) -> Lengths:
-        """Lengths in which the sides that cost nothing have room for what fills the others."""
+    def _complete(self, lengths: Room) -> Room:
+        """A room in which the sides that cost nothing have room for what fills the others."""
         paid = self._paid
         if paid.all():
             return lengths
@@ -389,5 +371,5 @@ def _quantiles(values: np.ndarray, weights: np.ndarray, number: int) -> np.ndarr
     return values[order[np.minimum(np.searchsorted(total, wanted), len(values) - 1)]]
 
 
-def _order(lengths: Lengths) -> tuple[int, ...]:
+def _order(lengths: Room) -> tuple[int, ...]:
     return (sum(lengths), *lengths)

@@ -120,19 +120,19 @@ class Stage:
     @functools.cached_property
     def identity(self) -> dict[str, Any]:
         """Everything that the batches depend on, as JSON."""
-        found: dict[str, Any] = {"plan": VERSION, **self.options.as_json()}
-        found["buckets"] = "+".join(map(str, self.options.buckets))
+        identity: dict[str, Any] = {"plan": VERSION, **self.options.as_json()}
+        identity["buckets"] = "+".join(map(str, self.options.buckets))
         if (names := self.options.names) != PAIR[: len(names)]:
-            found["sides"] = [*names]
-        del found["window"]  # each stream has its own
+            identity["sides"] = [*names]
+        del identity["window"]  # each stream has its own
         for name in ("align", "cost"):
-            if found[name] == 1:  # it has no effect
-                del found[name]
+            if identity[name] == 1:  # it has no effect
+                del identity[name]
         if self.weights is None:
-            del found["by"]
-            return found | self.streams[0].identity
+            del identity["by"]
+            return identity | self.streams[0].identity
         if self.continues:
-            found["streams"] = "continue"
+            identity["streams"] = "continue"
         corpora = {
             stream.name: {
                 "number": number,
@@ -141,11 +141,12 @@ class Stage:
             }
             for number, stream in enumerate(self.streams)
         }
-        if "sides" in found:  # weights count tokens of the side with the loss, if sides are named
+        # Weights count tokens of the side with the loss, if sides are named.
+        if "sides" in identity:
             for stream in self.streams:
                 known, side = stream.lengths.names, stream.lengths.loss_side
                 corpora[stream.name]["loss"] = names[side] if known else None
-        return found | {"corpora": corpora}
+        return identity | {"corpora": corpora}
 
     @functools.cached_property
     def entry(self) -> Mapping[str, Any]:

@@ -83,12 +83,12 @@ class Stock:
         packer = self.options.packer(self.sizes, single if several else buckets, exactly=False)
         packed = packer.pack(self.counts)
         rows = [packed.rows(index) for index in range(len(buckets))]
-        found: tuple[float, ...] = tuple(
+        batches: tuple[float, ...] = tuple(
             number * self.scale / bucket.rows if several else -(-number // bucket.rows)
             for number, bucket in zip(rows, buckets, strict=True)
         )
-        self._batches[buckets] = found
-        return found
+        self._batches[buckets] = batches
+        return batches
 
 
 def round_up(value: np.ndarray, multiple: int | np.ndarray) -> np.ndarray:

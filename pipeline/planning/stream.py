@@ -114,15 +114,15 @@ class Rows:
         int64 [windows] and [buckets, windows + 1], which ends with all rows.
         """
         epoch = epoch if self._options.shuffle else 0
-        if (found := self._orders.get(epoch)) is None:
+        if (order := self._orders.get(epoch)) is None:
             windows = np.arange(len(self.windows))
             if self._options.shuffle:
                 windows = permutation(self._bits(Purpose.ORDER, len(windows), epoch=epoch))
             edges = np.pad(np.cumsum(self.windows.rows[:, windows], axis=1), ((0, 0), (1, 0)))
-            found = self._orders[epoch] = windows, edges
+            order = self._orders[epoch] = windows, edges
             for oldest in list(self._orders)[:-ORDERS]:
                 self._orders.pop(oldest, None)
-        return found
+        return order
 
     def take(self, shape: int, first: int, count: int) -> FlatRows:
         """Up to `count` rows from row `first` of the stream on: those that are in one window.
@@ -215,10 +215,10 @@ class Rows:
         has_rows = ends > begins
         untouched = np.all(~has_rows | (rows[:, None] <= begins), axis=0)
         over = (~has_rows | (rows[:, None] >= ends)).all(axis=0)
-        found, spans = [NO_EXAMPLES], list[np.ndarray]()
+        pieces, spans = [NO_EXAMPLES], list[np.ndarray]()
         for place in np.flatnonzero(~over).tolist():
             if untouched[place]:
-                found.append(self.windows.pieces_in(int(windows[place])))
+                pieces.append(self.windows.pieces_in(int(windows[place])))
                 continue
             for shape, filled in enumerate(self._window(self._cache.get, epoch, place)):
                 first = int(np.clip(rows[shape] - begins[shape, place], 0, len(filled)))
@@ -228,8 +228,8 @@ class Rows:
                     is_part = segments[:, 2] != whole
                     spans.append(self._as_spans(epoch, segments[is_part]))
                     segments = segments[~is_part]
-                found.append(segments[:, 0])
-        whole = np.sort(np.concatenate(found))
+                pieces.append(segments[:, 0])
+        whole = np.sort(np.concatenate(pieces))
         return np.concatenate([self._as_spans(epoch, whole[:, None]), *spans])
 
     def _as_spans(self, epoch: int, segments: np.ndarray) -> np.ndarray:
@@ -249,13 +249,13 @@ class Rows:
         """
         over = self.count_times(rows)[0] if self.repeats else 0
         rows = np.maximum(rows - self.start, 0) - over * self.counts
-        found = list[np.ndarray | None]()
+        files = list[np.ndarray | None]()
         for epoch in range(self.epoch + over, self.epoch + over + 1 + self.repeats):
             windows, edges = self._order(epoch)
             place = int(np.count_nonzero((edges[:, 1:] <= rows[:, None]).all(axis=0)))
             numbers, rows = windows[place:].tolist(), 0 * rows
-            found += [None if self._files is None else self._files[n] for n in numbers]
-        return found
+            files += [None if self._files is None else self._files[n] for n in numbers]
+        return files
 
 
 class Stream:
@@ -369,10 +369,10 @@ class Stream:
         """Everything of the corpus on which its rows depend, as JSON."""
         several = any(len(source.windows) > 1 for source in self.passes)
         window = self.options.window if several else None
-        found = {"lengths": self.lengths.digest, "window": window}
+        identity = {"lengths": self.lengths.digest, "window": window}
         if several and self.lengths.files is not None:
-            found["files"] = digest(self.lengths.files)
-        return found
+            identity["files"] = digest(self.lengths.files)
+        return identity
 
     @property
     def max_position(self) -> int:
@@ -423,8 +423,8 @@ class Stream:
         """The files of each window after some rows, and of each window of the next epoch."""
         assert self.lengths.files is not None, "the corpus has files"
         every = np.arange(len(self.lengths.files))
-        found = itertools.chain.from_iterable(source.files_from(rows) for source in self.passes)
-        return [every if files is None else files for files in found]
+        known = itertools.chain.from_iterable(source.files_from(rows) for source in self.passes)
+        return [every if files is None else files for files in known]
 
 
 def _compact(values: np.ndarray) -> np.ndarray:

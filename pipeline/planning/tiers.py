@@ -35,8 +35,8 @@ class Tiers(Blocks):
             bits = random_bits(key, Purpose.TIERS, len(steps), window=first)
             order = permutation(bits)
         # By the cost of attention; the other costs of a row depend only on its static length.
-        ranked, found = (-rows.costs).argsort(kind="stable"), dict[int, np.ndarray]()
+        ranked, dealt = (-rows.costs).argsort(kind="stable"), dict[int, np.ndarray]()
         for number in order.tolist():
             count = len(of_steps[steps[number]])
-            found[steps[number]], ranked = np.sort(ranked[:count]), ranked[count:]
-        return rows, found
+            dealt[steps[number]], ranked = np.sort(ranked[:count]), ranked[count:]
+        return rows, dealt

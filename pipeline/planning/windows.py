@@ -13,9 +13,9 @@ from pipeline.planning.packing import Packer
 from pipeline.planning.patterns import Packed, count_segments
 from pipeline.planning.pieces import Pieces
 
-# The most pieces in a block; and the fewest blocks, or parts of files, in a window, so that it
+# The most pieces in a run; and the fewest runs, or parts of files, in a window, so that it
 # mixes pieces from all of the corpus.
-BLOCK, BLOCKS, FILE_PARTS = 4096, 512, 4
+RUN, RUNS, FILE_PARTS = 4096, 512, 4
 
 # Keys are summed for about this many pieces at a time.
 AT_ONCE = 1 << 18
@@ -29,11 +29,11 @@ class Windows:
 
     `packer` packs the histogram of a window into rows of `buckets`.
 
-    More pieces than one window holds are cut into blocks: runs of consecutive pieces, or files or
-    large parts of files if those can be fetched one by one. Blocks are sorted by the mean key of
-    their pieces and divided into strata of as many blocks as there are windows. Each window gets a
-    random block of each stratum, so all windows have about the same lengths. Without a key of
-    random bits, blocks stay in order.
+    More pieces than one window holds are cut into runs: consecutive pieces, or files or large
+    parts of files if those can be fetched one by one. Runs are sorted by the mean key of
+    their pieces and divided into strata of as many runs as there are windows. Each window gets a
+    random run of each stratum, so all windows have about the same lengths. Without a key of
+    random bits, runs stay in order.
 
     Batches of a bucket continue from window to window, so only the last one could lack rows: rows
     that fill no batch move to longer buckets, up to the longest.
@@ -62,15 +62,15 @@ class Windows:
         files: np.ndarray | None = None,
     ):
         self.pieces, self._packer = pieces, packer
-        self._edges, file_of_block, number = _cut_blocks(pieces, window, files)
-        place = self._deal_blocks(number, key)
-        blocks = np.split(place.argsort(kind="stable"), np.bincount(place).cumsum()[:-1])
-        self._blocks = [of_window for of_window in blocks if len(of_window)]
+        self._edges, file_of_run, number = _cut_runs(pieces, window, files)
+        place = self._deal_runs(number, key)
+        runs = np.split(place.argsort(kind="stable"), np.bincount(place).cumsum()[:-1])
+        self._runs = [of_window for of_window in runs if len(of_window)]
         self.files = None
-        if file_of_block is not None and len(self) > 1:
-            self.files = [np.unique(file_of_block[of_window]) for of_window in self._blocks]
+        if file_of_run is not None and len(self) > 1:
+            self.files = [np.unique(file_of_run[of_window]) for of_window in self._runs]
         sizes = np.diff(self._edges)
-        self.most_pieces = max(int(sizes[blocks].sum()) for blocks in self._blocks)
+        self.most_pieces = max(int(sizes[runs].sum()) for runs in self._runs)
         self.counts = np.zeros(len(pieces.table), np.int64)
         self.rows = np.zeros((len(buckets), len(self)), np.int64)
         self.real = np.zeros((*self.rows.shape, pieces.table.shape[1]))
@@ -105,38 +105,38 @@ class Windows:
 
     def __len__(self) -> int:
         """The number of windows."""
-        return len(self._blocks)
+        return len(self._runs)
 
-    def _deal_blocks(self, number: int, key: int | None) -> np.ndarray:
-        """The window of each block, from 0 to `number - 1`: int64 [blocks]."""
+    def _deal_runs(self, number: int, key: int | None) -> np.ndarray:
+        """The window of each run, from 0 to `number - 1`: int64 [runs]."""
         edges = self._edges
-        blocks = len(edges) - 1
+        runs = len(edges) - 1
         if key is None or number == 1:  # the window in which its middle is
             return (edges[1:] + edges[:-1]) * number // (2 * max(int(edges[-1]), 1))
-        sums = np.empty(blocks, np.int64)
+        sums = np.empty(runs, np.int64)
         chunks = np.unique(edges.searchsorted(np.arange(0, edges[-1], AT_ONCE)))
-        for begin, end in itertools.pairwise([*chunks.tolist(), blocks]):
+        for begin, end in itertools.pairwise([*chunks.tolist(), runs]):
             keys = self.pieces.keys(int(edges[begin]), int(edges[end]))
             within = edges[begin:end] - edges[begin]
             sums[begin:end] = np.add.reduceat(keys, within, dtype=np.int64)
-        strata = -(-blocks // number)
+        strata = -(-runs // number)
         bits = random_bits(key, Purpose.WINDOWS, strata * number).reshape(strata, number)
-        place = np.empty(blocks, np.int64)
+        place = np.empty(runs, np.int64)
         place[np.argsort(sums / np.diff(edges), kind="stable")] = np.concatenate(
             [permutation(of_stratum) for of_stratum in bits]
-        )[:blocks]
+        )[:runs]
         return place
 
     def keys(self, window: int) -> np.ndarray:
         """The keys of the pieces of a window."""
-        blocks = self._blocks[window]
-        bounds = zip(self._edges[blocks].tolist(), self._edges[blocks + 1].tolist(), strict=True)
-        found = [self.pieces.keys(begin, end) for begin, end in bounds]
-        return found[0] if len(found) == 1 else np.concatenate(found)
+        runs = self._runs[window]
+        bounds = zip(self._edges[runs].tolist(), self._edges[runs + 1].tolist(), strict=True)
+        keys = [self.pieces.keys(begin, end) for begin, end in bounds]
+        return keys[0] if len(keys) == 1 else np.concatenate(keys)
 
     def numbers(self, window: int) -> np.ndarray:
         """The numbers of the pieces of a window: int64."""
-        begin, end = self._edges[self._blocks[window]], self._edges[self._blocks[window] + 1]
+        begin, end = self._edges[self._runs[window]], self._edges[self._runs[window] + 1]
         return ranges(begin, end - begin)
 
     def pieces_in(self, window: int) -> np.ndarray:
@@ -148,25 +148,25 @@ class Windows:
 
     def packed(self, window: int, counts: np.ndarray | None = None) -> Packed:
         """The packed histogram of a window; `counts` is the histogram, if known."""
-        if (found := self._packed.get(window)) is None:
+        if (packed := self._packed.get(window)) is None:
             counts = self._count(window) if counts is None else counts.copy()
             counts[0] = 0
             surplus = self._surplus[window].tolist() if len(self) > 1 else None
-            found = self._packer.pack(counts, surplus)
+            packed = self._packer.pack(counts, surplus)
             if len(self._packed) < KEPT:
-                self._packed[window] = found
-        return found
+                self._packed[window] = packed
+        return packed
 
 
-def _cut_blocks(
+def _cut_runs(
     pieces: Pieces, window: int, files: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray | None, int]:
-    """The first piece of each block, and their end; the file of each; and the number of windows."""
+    """The first piece of each run, and their end; the file of each; and the number of windows."""
     count = len(pieces)
     if count <= window:
         return np.array([0, count]), None, 1
     if files is None:
-        size = max(min(BLOCK, window // BLOCKS), 1)
+        size = max(min(RUN, window // RUNS), 1)
         edges = np.append(np.arange(0, count, size), count)
         return edges, None, -(-(len(edges) - 1) // (window // size))
     bounds = pieces.first_pieces(np.cumsum(np.append(0, files)))

@@ -9,7 +9,7 @@ import numpy as np
 from etils import epath
 
 from pipeline.corpus.interface import AnyCorpus
-from pipeline.corpus.pairs import open_corpus
+from pipeline.corpus.opening import open_corpus
 from pipeline.corpus.stored.directory import MANIFEST
 from pipeline.corpus.tokens.formats import recognise
 from pipeline.errors import InvalidValue, Missing, StorageError, suggest_option
@@ -134,8 +134,8 @@ def from_lengths(name: str, lengths: np.ndarray) -> Dataset:
 def open_dataset(paths: Sequence[str], *, lengths: bool = False) -> Dataset:
     """The dataset in `paths`; several paths are the sources of one mixture.
 
-    A path is the directory of a corpus, or a file of lengths: `.json`, an object that maps length
-    to count, or with `lengths`, `.npy`, an integer array.
+    A path is the directory of a corpus, or with `lengths`, a file of lengths: `.npy`, an integer
+    array, or `.json`, an object that maps length to count.
     """
     parts = [_open(path, lengths) for path in paths]
     if len(parts) == 1:
@@ -150,19 +150,13 @@ def open_dataset(paths: Sequence[str], *, lengths: bool = False) -> Dataset:
 
 def _open(path: str, lengths: bool) -> Dataset:
     place, name = as_path(path), path.rstrip("/")
-    found = recognise(path) if place.suffix == ".npy" or place.is_file() else None
-    form = found.name if found else ""
-    if form == "npy" and not lengths:
-        raise InvalidValue(
-            f"{path} may hold lengths or tokens; add --lengths if it has the length of each "
-            "example, or --tokens npy if you name the file of its offsets as well"
-        )
-    if place.suffix in (".npy", ".json") and form in ("npy", ""):
+    if lengths:
         return from_lengths(name, _read_lengths(place))
-    if place.is_file() and not form:
+    if place.is_file() and (place.suffix in (".npy", ".json") or not recognise(path)):
         raise InvalidValue(
-            f"{path} is a file of unknown kind; give the directory of a corpus, a config (.py), or "
-            "lengths (.npy, or .json that maps length to count)"
+            f"{path} is a file; give the directory of a corpus, or a config (.py), or --lengths "
+            "if it has the lengths of examples (.npy, or .json that maps length to count), or "
+            "--tokens if it has tokens"
         )
     try:
         return from_corpus(open_corpus(place), name)

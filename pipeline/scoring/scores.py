@@ -19,7 +19,7 @@ from etils import epath
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pipeline.corpus.interface import AnyCorpus
-from pipeline.corpus.pairs import open_corpus
+from pipeline.corpus.opening import open_corpus
 from pipeline.corpus.stored.parts import json_digest
 from pipeline.errors import (
     InvalidType,

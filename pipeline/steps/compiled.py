@@ -73,9 +73,10 @@ class Compiled:
 
     Raises:
         MemoryError: a bucket needs more than the budget, however it is split.
-        ValueError: the state, here or at the first call, holds an array twice, and is donated; it
-            is on the devices of the batches in another order; or buckets have several meshes, and
-            there are no `out_shardings` for a donated state.
+        ValueError: the state, here or at the first call, holds an array twice, and is donated; the
+            state is on several devices and batches are on one, or on the same ones in another
+            order; or buckets have several meshes, and there are no `out_shardings` for a donated
+            state.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Compiled:
         **jit_options: Any,
     ):
         self.name, self.specs = step.__name__, dict(specs)
+        _require_same_devices(state, specs)
         self._unchecked = donate  # whether the next state may still hold an array twice
         if donate:
             _require_own_arrays(state)
@@ -259,6 +261,20 @@ def _require_order(state: Any, mesh: jax.sharding.Mesh | None, bucket: Bucket) -
 
 def _shapes(arrays: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     return {name: array.shape for name, array in arrays.items()}
+
+
+def _require_same_devices(
+    state: Any, specs: Mapping[Bucket, Mapping[str, jax.ShapeDtypeStruct]]
+) -> None:
+    """Refuses a state on several devices for batches on one, before JAX does."""
+    placed = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(state)]
+    count = max((sharding.num_devices for sharding in placed if sharding), default=1)
+    fields = [spec.sharding for each in specs.values() for spec in each.values()]
+    if count > 1 and any(sharding and sharding.num_devices == 1 for sharding in fields):
+        raise InvalidValue(
+            f"the state is on {count} devices, as all arrays are that are made inside "
+            "jax.set_mesh, and the batches are on one; load them with sharding=, the mesh"
+        )
 
 
 def _require_own_arrays(state: Any) -> None:

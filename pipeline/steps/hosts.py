@@ -22,13 +22,17 @@ from etils import epath
 from jax.experimental import multihost_utils
 from jax.experimental.mesh_utils import create_hybrid_device_mesh
 
-from pipeline.errors import InvalidState, InvalidValue, describe
+from pipeline.errors import InvalidState, InvalidValue, UserError, describe
 from pipeline.loading.state import differences
 
 T = TypeVar("T")
 
-# Seconds for which process 0, the coordinator, lets the others write their last messages.
+# Seconds for which a process that fails, and process 0, the coordinator, let the others write their
+# last messages.
 GRACE = 2.0
+
+# The key of JAX's store under which the first process that fails leaves its sentence.
+FAILURE = "pipeline/failure"
 
 
 def main_process_first(what: str, work: Callable[[], T]) -> T:
@@ -191,6 +195,42 @@ def connect(
             raise  # the platform is known, but does not provide all of it
     finally:
         timer.cancel()
+    if jax.process_count() > 1:
+        threading.Thread(target=_follow_failure, name="failure", daemon=True).start()
+
+
+def _store() -> Any:
+    """JAX's key-value store, which needs no device; see `pipeline.loading.exchange`."""
+    from jax._src import distributed
+
+    return distributed.global_state.client
+
+
+def _publish_failure(sentence: str, code: int) -> bool:
+    """Leaves the sentence and exit code with which all processes end; False if one is there."""
+    try:
+        _store().key_value_set(FAILURE, json.dumps([jax.process_index(), sentence, code]))
+    except Exception:  # of a class of its own: another process was first, or is gone
+        return False
+    return True
+
+
+def _follow_failure() -> None:
+    """Ends this process when another one fails, whatever it waits for, with the same sentence."""
+    while True:
+        try:
+            index, sentence, code = json.loads(_store().blocking_key_value_get(FAILURE, 60_000))
+        except Exception as error:  # of a class of its own
+            if "DEADLINE_EXCEEDED" in str(error):  # nobody has failed
+                continue
+            return  # the coordinator is gone
+        if index == jax.process_index():
+            return  # it says more itself
+        sys.stdout.flush()
+        print(sentence, file=sys.stderr, flush=True)
+        if jax.process_index() == 0:
+            time.sleep(GRACE)  # without the coordinator, others would not know
+        os._exit(code)
 
 
 def _give_up(wait: int) -> None:
@@ -227,11 +267,14 @@ class StopSignals(contextlib.ExitStack):
     def received(self) -> bool:
         """Whether to stop now: the same answer on every process, if all ask equally often.
 
-        Call it between the batches of every loop. Once it is true, it stays true.
+        Call it between the batches of every loop. Once it is true, it stays true. JAX lets
+        processes agree on the number of a call. So with several processes, nothing else may call
+        `multihost_utils.reached_preemption_sync_point`, as orbax's `CheckpointManager` does: give
+        it a subclass whose `reached_preemption` returns False.
         """
         if not self._several:
             return bool(self.reason)
-        self._calls += 1  # JAX agrees on a number that each process counts up to
+        self._calls += 1
         if not self._stops and multihost_utils.reached_preemption_sync_point(self._calls):
             self.reason, self._stops = self.reason or "SIGTERM", True
         return self._stops
@@ -244,6 +287,9 @@ def exit_together(command: str) -> Iterator[None]:
     An ordinary exit would wait for all other processes, even for those that are gone, and JAX's own
     exit hangs if a SIGTERM comes at that moment. The code of `sys.exit` inside the block is that of
     the process. `command` begins the message of a user's mistake.
+
+    If one process raises while others wait for it in a step, all that `connect` has joined end with
+    its sentence.
     """
     code = 0
     try:
@@ -255,7 +301,15 @@ def exit_together(command: str) -> Iterator[None]:
     except Exception as error:
         code = describe(error, command=command)
         lost = isinstance(error, jax.errors.JaxRuntimeError) or "Gloo" in str(error)
-        if lost and jax.process_count() > 1:
+        if jax.process_count() > 1 and not lost:
+            what = (
+                str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            )
+            sentence = f"{command}: process {jax.process_index()} of {jax.process_count()}: {what}"
+            if _publish_failure(sentence, code):
+                print(sentence, file=sys.stderr, flush=True)
+                time.sleep(GRACE)
+        elif jax.process_count() > 1:
             print(
                 f"process {jax.process_index()} of {jax.process_count()} stops: work that needs "
                 "all processes failed, most likely because another is gone (see above, and their "

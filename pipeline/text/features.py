@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import hashlib
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -40,6 +41,9 @@ FIELDS = (
 )
 RESERVED = (TOKENS, WEIGHTS, *FIELDS)
 
+# The dtype and shape of the hashes of keys.
+KEY = np.dtype(np.uint32), (2,)
+
 # What a pointer holds where it points to nothing.
 NOWHERE = -1
 
@@ -62,6 +66,21 @@ def as_array(given: Any, what: str) -> np.ndarray:
 def concatenate(arrays: Sequence[np.ndarray]) -> np.ndarray:
     """Several arrays, one after another; the dtype of empty ones does not count."""
     return np.concatenate([each for each in arrays if each.size] or arrays[:1])
+
+
+def _hash_key(given: Any, what: str) -> np.ndarray:
+    """64 bits of the hash of a key: uint32 [2]; those of a text of digits are those of the number.
+
+    >>> _hash_key("17", "it").tolist(), _hash_key(17, "it").tolist()
+    ([257172293, 399311893], [257172293, 399311893])
+    """
+    if isinstance(given, np.ndarray) and (given.dtype, given.shape) == KEY:
+        return given  # of another corpus
+    given = given.item() if isinstance(given, np.generic) else given
+    if isinstance(given, bool) or not isinstance(given, str | bytes | int):
+        raise InvalidValue(f"{what} is {given!r:.60}; a key is a text or a whole number")
+    content = given if isinstance(given, bytes) else str(given).encode(errors="surrogatepass")
+    return np.frombuffer(hashlib.sha256(content).digest()[:8], "<u4").astype(np.uint32)
 
 
 def _kind(dtype: np.dtype) -> str:
@@ -100,6 +119,9 @@ class Feature:
             of a template; default None: refused.
         to: makes the feature a pointer: its values, int32, are positions of this side in the same
             example, or -1 for none. In a batch, they are columns of the row, and -1 on padding.
+        key: makes the feature a key of examples, such as the conversation that each is of: a text
+            or a whole number, of which 64 bits of a hash are kept, as uint32 [2]. `split` holds
+            examples with one key out together. Batches have it on request alone.
 
     Raises:
         ValueError: an argument is not as above.
@@ -110,9 +132,20 @@ class Feature:
     shape: tuple[int, ...] = dataclasses.field(default=(), kw_only=True)
     fill: float | None = dataclasses.field(default=None, kw_only=True)
     to: str | None = dataclasses.field(default=None, kw_only=True)
+    key: bool = dataclasses.field(default=False, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
         self._check_sides()
+        if self.key:
+            known = self.dtype in (None, KEY[0]) and self.shape in ((), [*KEY[1]], KEY[1])
+            if self.of != "example" or not known or self.fill is not None:
+                raise InvalidValue(
+                    f"key is {self.key!r} for values of {self.of!r} with dtype {self.dtype}, shape "
+                    f"{self.shape} and fill {self.fill}; a key is of an 'example', and has none of "
+                    "these"
+                )
+            object.__setattr__(self, "dtype", KEY[0])
+            object.__setattr__(self, "shape", KEY[1])
         shape = self.shape if isinstance(self.shape, tuple | list) else (self.shape,)
         object.__setattr__(self, "shape", tuple(require_whole("shape", n, 1) for n in shape))
         if self.fill is not None:
@@ -169,7 +202,8 @@ class Feature:
     def as_json(self) -> dict[str, Any]:
         """The arguments, as JSON; the dtype must be known."""
         made = {"of": self.of, "dtype": self.dtype.name, "shape": [*self.shape], "fill": self.fill}
-        return made if self.to is None else {**made, "to": self.to}
+        made |= {} if self.to is None else {"to": self.to}
+        return made | ({"key": True} if self.key else {})
 
     def filled(self, count: int) -> np.ndarray:
         """`count` values that are `fill`, or 0: `[count, *shape]`."""
@@ -211,7 +245,7 @@ class Feature:
         A wrong shape, numbers that the dtype cannot hold, and NaN are refused; `what` names the
         entry in the error.
         """
-        arrays = [as_array(each, what) for each in given]
+        arrays = [(_hash_key if self.key else as_array)(each, what) for each in given]
         for array, tokens in zip(arrays, counts, strict=True):
             shape = self.shape if self.per_example else (tokens, *self.shape)
             if array.shape != shape:

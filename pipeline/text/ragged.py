@@ -33,7 +33,7 @@ IDS = 1 << 31
 
 # The number of examples of arrays that are converted at once; and of checked ones that are joined,
 # since small arrays take more memory than their content. Neither number changes a result.
-BLOCK, JOIN = 1 << 12, 1 << 8
+CHECKED, JOINED = 1 << 12, 1 << 8
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def divide_arrays(
     tokens = next(iter(sides)) if TOKENS in columns else None
     # An iterator may reuse the memory of an entry for the next one.
     lasting = all(isinstance(column, list | tuple | np.ndarray) for column in columns.values())
-    block = BLOCK if lasting else 1
+    block = CHECKED if lasting else 1
     buffers: dict[str, Buffer] = {}
     measured = len(sides) > 1 or tokens is None or any(each.to for each in known.values())
     for number, example in zip_columns(columns):
@@ -269,7 +269,7 @@ class Buffer:
         self._rows.append((number, tokens, example))
         if len(self._rows) == self._block:
             self._check()
-        if len(self._checked) >= JOIN:
+        if len(self._checked) >= JOINED:
             self._joined.append(Ragged.concatenate(self._checked))
             self._checked = []
         self._examples += 1

@@ -1,10 +1,12 @@
 """Values: what a field may hold where a text is due; and notes of what is not trained on."""
 
+import collections
+import contextlib
 import contextvars
 import decimal
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -126,8 +128,8 @@ def _as_number(text: str) -> float:
 def _as_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        counts = collections.Counter(name for name, _ in pairs)
+        twice = next(name for name, count in counts.items() if count > 1)
         raise InvalidValue(f"it has the key {twice!r} twice; keep one of the two values")
     return found
 
@@ -157,46 +159,43 @@ def read_json(text: str) -> Any:
         ) from None
 
 
-class Notes(dict[str, str]):
-    """The notes of the record that is read now, each with an example.
-
-    Attributes:
-        inspecting: whether the record is one of the sample.
-        sampled: the notes that only records of the sample have.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inspecting, self.sampled = False, set[str]()
+# The notes of the record that is read now, each with an example; None: nobody counts them.
+_notes: contextvars.ContextVar[dict[str, str] | None] = contextvars.ContextVar("notes")
 
 
-_notes: contextvars.ContextVar[Notes | None] = contextvars.ContextVar("notes")
-
-
-def note(about: str, example: str, *, sampled: bool = False) -> None:
-    """Notes that a record has something that is not trained on; `prepare` counts such records.
+def note(about: str, example: str) -> None:
+    """Notes that a record has something that is not trained on, when `prepare` looks at a sample.
 
     Args:
         about: what it is, after "5 of 20 records": "have turns with 'reasoning', which …".
         example: the first of it.
-        sampled: whether only records of the sample are looked at.
     """
     if (notes := _notes.get(None)) is not None:
         notes.setdefault(about, example)
-        notes.sampled |= {about} if sampled else set()
 
 
 def is_inspecting() -> bool:
-    """Whether the record that is read now is one of the sample, for which more may be looked at.
+    """Whether the record that is read now is one of a sample, for which more may be looked at.
 
     What a template leaves out is found so, as by spelling a record again without a field.
     """
-    notes = _notes.get(None)
-    return notes is not None and notes.inspecting
+    return _notes.get(None) is not None
 
 
-def collect_notes() -> Notes:
-    """The dict that `note` writes to from now on, in this thread; clear it after each record."""
-    notes = Notes()
-    _notes.set(notes)
-    return notes
+@contextlib.contextmanager
+def collect_notes() -> Iterator[dict[str, str]]:
+    """The dict that `note` writes to inside the block, in this thread; see `take_notes`."""
+    notes: dict[str, str] = {}
+    before = _notes.set(notes)
+    try:
+        yield notes
+    finally:
+        _notes.reset(before)
+
+
+def take_notes() -> dict[str, str]:
+    """The notes of the record that was read last; none if they are not collected."""
+    notes = _notes.get(None) or {}
+    found = dict(notes)
+    notes.clear()
+    return found

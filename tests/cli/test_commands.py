@@ -17,7 +17,8 @@ import pipeline.report
 from pipeline import Bucket, Corpora, Corpus, Feature, Plan, errors, fit_buckets, prepare
 from pipeline.cli.check import check_corpus, check_plan
 from pipeline.cli.commands import DAMAGED, FINE, WRONG
-from pipeline.corpus import Masked, open_corpus
+from pipeline.corpus import Masked
+from pipeline.corpus.opening import open_corpus
 from pipeline.corpus.tasks import INPUTS
 from pipeline.history import write_history
 from pipeline.text.sources import Records, TextFiles
@@ -69,9 +70,14 @@ UNWRITABLE = (
     ("arguments", "sentence"),
     [
         *((["report", f"FOLDER/{name}"], name) for name in FILES),
-        (["report", "FOLDER/some.npy"], "hold lengths or tokens; add --lengths if .* or --tokens"),
+        *((["report", f"FOLDER/{name}", "--lengths"], name) for name in FILES),
+        (["report", "FOLDER/some.npy"], "is a file; .* --lengths if .* --tokens if it has tok"),
+        (
+            ["report", "FOLDER/some.json"],
+            "is a file; .* --lengths if .* --tokens if it has tok",
+        ),
         (["report", "FOLDER"], "no corpus in .* itself, but in .*sub; give one"),
-        (["show", "FOLDER/some.npy"], "show needs a corpus with its tokens"),
+        (["show", "FOLDER/some.npy"], r"some\.npy is a file; give the directory of a corpus"),
         (["report", "hdfs://a/b"], "hdfs://a/b is on no storage that Lockstep knows; give a local"),
         (["check", "FOLDER/a/sub", "--max-length", "-1"], "--max-length is -1"),
         (["prepare", "a.txt"], "--into is missing; give the directory of the corpus"),
@@ -89,6 +95,7 @@ def test_a_mistake_is_answered_with_a_sentence(run, tmp_path, arguments, sentenc
         (tmp_path / name).write_text(text)
     (tmp_path / "folder.json").mkdir()
     np.save(tmp_path / "some.npy", np.array([3, 200_000]))
+    (tmp_path / "some.json").write_text('{"3": 7}')
     Corpus.from_arrays([np.arange(4)], tmp_path / "a" / "sub")
     err = run.refused(*(each.replace("FOLDER", str(tmp_path)) for each in arguments))
     assert re.search(sentence, err), err
@@ -434,6 +441,22 @@ def test_prepare_takes_a_template_with_its_fields(run, tmp_path):
     given = "--into", tmp_path / "d", "--template", "answer", "prompt"
     assert "give NAME=VALUE, with the names prompt, answer" in run.refused("prepare", path, *given)
     assert not (tmp_path / "d").exists()
+
+
+def test_prepare_keeps_a_key_by_which_examples_are_held_out(run, tmp_path):
+    lines = [{"q": "?", "a": f"{n}", "talk": f"talk {n // 4}"} for n in range(80)]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    words = "--template", "answer", "prompt={q}", "answer={a}", "--key", "talk"
+    run.done("prepare", path, "--into", tmp_path / "a", *words)
+    train, held_out = Corpus.open(tmp_path / "a").split(0.3, by="talk")
+    talks = [{number // 4 for number in view.numbers.tolist()} for view in (train, held_out)]
+    assert not talks[0] & talks[1]
+    assert len(held_out) == 4 * len(talks[1])
+    with pipeline.load(train, tokens_per_batch=64) as loader:
+        assert "talk" not in next(loader)  # but on request
+    out = run.refused("prepare", path, "--into", tmp_path / "b", *words[:-1], "conversation")
+    assert "conversation is no field of it" in out
 
 
 def test_prepare_takes_columns_and_a_hugging_face_tokenizer(run, tmp_path):

@@ -59,7 +59,7 @@ def test_a_part_is_what_its_own_header_says(corpus, entry):
 
 @pytest.mark.parametrize("number", [1 << 40, -1, 3, 1 << 62])
 def test_offsets_of_examples_are_within_their_part(corpus, number):
-    part = corpus._manifest.parts[0]
+    part = corpus.manifest.parts[0]
     path = corpus.directory / part.file
     content, at = bytearray(path.read_bytes()), part.offsets
     content[at + 8 : at + 16] = int(number).to_bytes(8, "little", signed=True)

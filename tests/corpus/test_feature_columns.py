@@ -58,8 +58,8 @@ def test_features_are_stored_or_added_to_a_finished_corpus(tmp_path, way):
     values["reward"] = [*values["reward"][:-1], 7.0]
     with pytest.raises(ValueError, match="holds other values of"):
         plain.with_features(values, features=added)
-    ((place, added_manifest),) = opened._added
-    path = place / added_manifest.parts[0].file
+    (added_features,) = opened.others
+    path = added_features.directory / added_features.manifest.parts[0].file
     file = read_part(path)
     flip(path, path.read_bytes().index(file.columns["routing"].values.tobytes()))
     with pytest.raises(ValueError, match="damaged at"):

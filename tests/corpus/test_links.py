@@ -9,8 +9,9 @@ from pyarrow import feather
 
 import pipeline
 from pipeline import Corpus, Feature, InPlace, Pairs
-from pipeline.corpus import INPUTS, TARGETS, open_corpus
+from pipeline.corpus import INPUTS, TARGETS
 from pipeline.corpus.links import link
+from pipeline.corpus.opening import open_corpus
 from pipeline.text.tokenizers import Bytes
 from tests.corpus.files import require_equal
 from tests.corpus.token_writers import write_flat, write_megatron

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline import Bucket, Corpora, Examples, Feature, FillInTheMiddle, Masked, Plan
+from pipeline import Bucket, Corpora, Corpus, Examples, Feature, FillInTheMiddle, Masked, Plan
 from pipeline.corpus import CAUSAL, INPUTS
 from pipeline.corpus.corpora import Lacking
 from pipeline.corpus.description import describe, make_corpus
@@ -18,6 +18,7 @@ from tests.loading.definition import require_same
 
 IDS = {"prefix": 200, "middle": 201, "suffix": 202}
 SHARE = 0.4
+OTHERS = "added", "memory", "sides", "text beside sides", "masked in memory"
 GAMMA, WORD = 0x9E3779B97F4A7C15, (1 << 64) - 1
 
 
@@ -55,7 +56,10 @@ def in_memory():
 @pytest.fixture(scope="module")
 def leaves(tmp_path_factory):
     folder = tmp_path_factory.mktemp("leaves")
-    return {kind: make(kind, folder / kind) for kind in KINDS} | dict(in_memory())
+    made = {kind: make(kind, folder / kind) for kind in KINDS} | dict(in_memory())
+    score, ids = {"score": Feature("targets")}, [np.arange(9)] * 12
+    corpus = Corpus.from_arrays(ids, folder / "added")
+    return made | {"added": corpus.with_features({"score": ids}, features=score)}
 
 
 def wrap(corpus, origin, how):
@@ -91,7 +95,9 @@ def plan_of(corpus):
 
 @settings(max_examples=60)
 @given(
-    kind=st.sampled_from([*KINDS, "memory", "sides", "text beside sides", "masked in memory"]),
+    kind=st.sampled_from(
+        [*KINDS, "added", "memory", "sides", "text beside sides", "masked in memory"]
+    ),
     hows=st.lists(st.sampled_from(["train", "held out", "twice", "viewed", "alone"]), max_size=4),
     covers=st.booleans(),
     seed=st.integers(0, 99),
@@ -112,7 +118,7 @@ def test_examples_are_those_of_the_members_however_they_are_nested(
     assert np.array_equal(corpus.lengths, [leaf.lengths[number] for leaf, number in origin])
     picks = rng.integers(0, len(origin), 7)
     copies = [corpus, pickle.loads(pickle.dumps(corpus))]
-    if kind in KINDS:
+    if kind in (*KINDS, "added"):
         copies.append(make_corpus(json.loads(json.dumps(describe(corpus)))))
     for each in copies:
         assert each.fingerprint == corpus.fingerprint

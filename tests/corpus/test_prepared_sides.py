@@ -9,8 +9,9 @@ import pytest
 
 import pipeline
 from pipeline import Examples, Feature, Pairs, prepare, prepare_pairs
-from pipeline.corpus import Sides, open_corpus
+from pipeline.corpus import Sides
 from pipeline.corpus.engines import Processes
+from pipeline.corpus.opening import open_corpus
 from pipeline.corpus.tasks import TARGETS
 from pipeline.text.sources import JsonLines, Records
 from pipeline.text.templates import Function, Slots
@@ -225,8 +226,8 @@ def test_directories_of_something_else_are_refused(source, tmp_path):
         (lambda: prepare(texts, Bytes(), sides, **quiet), "holds a corpus of several sides"),
         (lambda: make(Records(draw(3)), sides), "sides/inputs holds .* made with another source"),
         (lambda: make(source, sides, features=FEATURES | PATCHES), "made with another features"),
-        (lambda: pipeline.Corpus.open(sides), "a corpus of several sides; open it with"),
         (lambda: prepare(records, Bytes(), tmp_path / "b", **both), "patches both carry the loss"),
     ):
         with pytest.raises(ValueError, match=said):
             act()
+    assert pipeline.Corpus.open(sides).fingerprint == open_corpus(sides).fingerprint

@@ -13,19 +13,21 @@ from pipeline import (
     Examples,
     Feature,
     FillInTheMiddle,
+    InPlace,
     Masked,
     Plan,
     prepare,
 )
-from pipeline.corpus import CAUSAL, INPUTS, open_corpus
+from pipeline.corpus import CAUSAL, INPUTS, Joined
 from pipeline.corpus.description import DESCRIPTION, describe, make_corpus
 from pipeline.corpus.interface import SingleCorpus
+from pipeline.corpus.opening import open_corpus
 from pipeline.corpus.stored.directory import write_entries
 from pipeline.fs import as_path
 from pipeline.history import write_history
 from pipeline.text.sources import Records
 from pipeline.text.tokenizers import Bytes
-from tests.corpus.files import few_bytes
+from tests.corpus.files import few_bytes, require_equal
 
 COUNT = 1 << 22
 PATCHES = {"patches": Feature("patches", dtype="uint8")}
@@ -105,7 +107,7 @@ def test_a_description_names_directories_from_where_it_is(tmp_path):
     text = Corpus.from_arrays([[1, 2, 3]] * 20, tmp_path / "text")
     both = Corpora({"kind": sides, "text": text.split(0.4)[0]})
     described = describe(both, tmp_path / "run")
-    stored = {"kind": "stored", "features": []}
+    stored = {"kind": "stored"}
     assert described == {
         "kind": "corpora",
         "corpora": {
@@ -144,3 +146,52 @@ def test_what_is_in_memory_or_unknown_has_no_description(tmp_path):
         make_corpus({"kind": "sorted"})
     with pytest.raises(ValueError, match="describes no corpus; it must have a 'kind'"):
         make_corpus({"directory": "corpus"})
+
+
+# ---- joined on one side
+
+SIZES = [5, 3, 1, 8]
+IDS = [np.arange(3, 3 + size) for size in SIZES]
+SCORED = {"score": Feature("targets", dtype="float32"), "reward": Feature("example")}
+
+
+def scored():
+    """Examples of the same lengths, with features."""
+    columns = {"tokens": [0 * ids for ids in IDS], "score": [ids / 2 for ids in IDS]}
+    return Examples(columns | {"reward": [1.0, 2.0, 3.0, 4.0]}, features=SCORED)
+
+
+def test_a_joined_corpus_has_the_tokens_of_one_and_the_features_of_all(tmp_path):
+    np.save(tmp_path / "ids.npy", np.concatenate(IDS))
+    np.save(tmp_path / "ends.npy", np.cumsum([0, *SIZES]))
+    kept = {"kept": Feature("example", dtype="int32")}
+    columns = {"tokens": IDS, "score": [ids / 2 for ids in IDS], "reward": [1.0, 2, 3, 4]}
+    due = Examples(columns | {"kept": range(4)}, features=SCORED | kept)
+    more = Examples({"tokens": IDS, "kept": range(4)}, features=kept)
+    in_place = InPlace.npy(tmp_path / "ids.npy", tmp_path / "ends.npy")
+    stored = Corpus.from_arrays(IDS, tmp_path / "stored")
+    for tokens in (stored, in_place, Examples(IDS)):
+        both = Joined(tokens, scored(), more)
+        for each in (both, pickle.loads(pickle.dumps(both))):
+            require_equal(each, due)
+            assert each.features.keys() == due.features.keys()
+        assert both.fingerprint not in (tokens.fingerprint, Joined(tokens, more).fingerprint)
+        assert Joined(tokens, more, scored()).fingerprint == both.fingerprint
+        assert Joined(Joined(tokens, more), scored()).fingerprint == both.fingerprint
+        assert Plan(both, [Bucket(1, 8)]).fingerprint == Plan(tokens, [Bucket(1, 8)]).fingerprint
+    copied = Corpus.from_arrays(
+        {"tokens": IDS, "kept": range(4)}, tmp_path / "copied", features=kept
+    )
+    both = Joined(stored, copied).split(0.5)[0]
+    assert make_corpus(json.loads(json.dumps(describe(both)))).fingerprint == both.fingerprint
+
+
+def test_what_cannot_be_joined_is_refused():
+    sides = Examples({"tokens": IDS, "patches": IDS}, features=PATCHES)
+    for others, said in (
+        ([Examples(IDS[:3])], "has other lengths than"),
+        ([scored(), scored()], "have a feature 'reward'; give them different names"),
+        ([sides], "has several sides; join"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            Joined(Examples(IDS), *others)

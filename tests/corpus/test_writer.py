@@ -26,7 +26,7 @@ def test_what_a_writer_wrote_is_what_from_arrays_makes_of_the_same_examples(data
     folder = tmp_path_factory.mktemp("writer")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ragged, "TOKENS_PER_PART", data.draw(st.integers(1, 60), "tokens a part"))
-        patch.setattr("pipeline.corpus.stored.log.TOGETHER", 2)
+        patch.setattr("pipeline.corpus.stored.log.PARTS_AT_ONCE", 2)
         sizes = data.draw(st.lists(st.integers(0, 20), min_size=1, max_size=40), "sizes")
         names = data.draw(st.sets(st.sampled_from(["weights", *FEATURES])), "columns")
         task = data.draw(st.sampled_from([CAUSAL, INPUTS]), "task")
@@ -105,4 +105,4 @@ def test_a_preparation_that_was_interrupted_has_sealed_what_it_continues(tmp_pat
         prepare(Records(texts), Bytes(), tmp_path, num_workers=0, progress=False)
     lost.rename(tmp_path / "part-000000-00000.arrow")
     done = prepare(Records(texts), Bytes(), tmp_path, num_workers=0, progress=False)
-    assert sealed.items() <= {part.file: part.sha256 for part in done._manifest.parts}.items()
+    assert sealed.items() <= {part.file: part.sha256 for part in done.manifest.parts}.items()

@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 
+import grain
 import numpy as np
 
 import pipeline
@@ -128,6 +129,10 @@ def run(what, where, end, pipe):
     elif where == "pack":
         packed = pipeline.pack(examples, options["buckets"], max_segments=8)
         iterator = iter(packed)
+    elif where == "stream":
+        lines = grain.MapDataset.source(tokens).repeat()
+        later = lines.map_with_index(lambda n, each: same(each) if n > 50 else each)
+        iterator = pipeline.load(later, buckets=options["buckets"], window=40)
     elif where == "Grain's map":
         batches = Batches(examples, Plan(examples, options["buckets"], max_segments=8))
         iterator = iter(batches.repeat().map(same).to_iter_dataset())

@@ -10,7 +10,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import pipeline
 from pipeline import Batches, Bucket, Corpora, Corpus, Examples, Feature, Plan, follow, pack, unpack
-from pipeline.corpus import CAUSAL, open_corpus
+from pipeline.corpus import CAUSAL
+from pipeline.corpus.opening import open_corpus
 from pipeline.fields import cu_seqlens
 from pipeline.loading.loader import Loader
 from pipeline.loading.sharding import CONTEXT_ORDERS, batch_sharding, column_order, field_specs

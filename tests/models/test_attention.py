@@ -1,39 +1,45 @@
 """Attention: every implementation against the dense one, and no leak between segments."""
 
 import logging
-from functools import partial
+import re
+import types
+from functools import partial, wraps
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models import attention, blocked
-from models.attention import make_attention
+from models import attention, blocked, nvidia, splash
+from models.attention import choose, make_attention
 from models.splash import splash_available
-from models.visibility import by_segment, causal_until, segment_ends
+from models.visibility import Visibility, by_segment, causal_until, segment_ends
+from pipeline.loading.sharding import column_order
 from tests.meshes import mesh_of
 
-KERNELS = [  # interpreted here: meant for TPUs
-    pytest.param(
-        "splash",
-        marks=pytest.mark.skipif(not splash_available(), reason="tokamax is not installed"),
-    )
-]
-FAST = ["blocked", "cudnn", *KERNELS]
 ORDERS = [(True, None), (False, None), (True, 7), (False, 7)]  # causal, window
 
 
+def needs(name, there, reason):
+    return pytest.param(name, marks=pytest.mark.skipif(not there, reason=reason))
+
+
+# Splash is interpreted here: tokamax's, and JAX's own. Tokamax for GPUs is computed by XLA.
+TOKAMAX, GPU = "tokamax is not installed", "cuDNN needs a GPU of NVIDIA"
+SPLASH = [needs("splash", splash_available(), TOKAMAX), "own splash"]
+KERNELS = [*SPLASH, needs("tokamax", splash_available(), TOKAMAX)]
+CUDNN = needs("cudnn", jax.default_backend() == "gpu", GPU)
+FAST = ["blocked", CUDNN, *KERNELS]
+
+
 @pytest.fixture(autouse=True)
-def xla_for_cudnn(monkeypatch):
-    """Without a GPU, XLA computes what cuDNN is asked for."""
-    attention = jax.nn.dot_product_attention
-    if jax.default_backend() == "cpu":
-        monkeypatch.setattr(
-            jax.nn,
-            "dot_product_attention",
-            lambda *arrays, implementation, **options: attention(*arrays, **options),
-        )
+def kernels(monkeypatch, request):
+    """Makes kernels run on a CPU, and names of tests choose JAX's own splash."""
+    monkeypatch.setattr(attention, "find_flaw", lambda name: "")
+    asked = request.node.callspec.params if hasattr(request.node, "callspec") else {}
+    if "own splash" in asked.values():
+        monkeypatch.setattr(splash, "splash_available", lambda: False)
+    value_and_gradients.clear_cache()
 
 
 def packed_ids(length, rng):
@@ -52,7 +58,8 @@ def arrays(q_ids, kv_ids, *, heads=4, kv_heads=2, width=16, dtype="float32", see
 
 
 @partial(jax.jit, static_argnames=("causal", "window", "implementation", "_blocks"))
-def value_and_gradients(q, k, v, g, q_ids, kv_ids, _blocks=None, **options):
+def value_and_gradients(q, k, v, g, q_ids, kv_ids, _blocks=None, *, implementation, **options):
+    options["implementation"] = implementation.removeprefix("own ")
     attend = make_attention(q_ids, kv_segment_ids=kv_ids, dtype=q.dtype, **options)
     out, pull_back = jax.vjp(attend, q, k, v)
     return out, *pull_back(g)
@@ -94,7 +101,7 @@ def test_blocked_equals_dense(causal, window, dtype, tolerance, small_blocks):
 
 
 @pytest.mark.parametrize(("causal", "window"), ORDERS)
-@pytest.mark.parametrize("implementation", ["cudnn", *KERNELS])
+@pytest.mark.parametrize("implementation", [CUDNN, *KERNELS])
 def test_kernels_equal_dense(implementation, causal, window):
     ids = packed_ids(150, np.random.default_rng(1))
     assert_equals_dense(implementation, ids, causal=causal, window=window)
@@ -208,10 +215,346 @@ def test_each_device_computes_its_heads_also_if_key_heads_are_few(key_heads, her
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
+# ---- Kernels where rows are divided, and what cuDNN is asked for.
+
+
+@pytest.fixture
+def xla_for_cudnn(monkeypatch):
+    """XLA computes what cuDNN is asked for: its arguments are tested, not its kernel."""
+    attend = jax.nn.dot_product_attention
+
+    def by_xla(*arrays, implementation, **options):
+        return attend(*arrays, **options)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", by_xla)
+
+
+@pytest.mark.parametrize(("causal", "window"), ORDERS)
+@pytest.mark.parametrize("axes", [{"data": 1}, {"data": 2, "tensor": 2}])
+def test_cudnn_gets_the_mask_of_what_each_device_holds(axes, causal, window, xla_for_cudnn):
+    ids = packed_ids(40, np.random.default_rng(1))
+    with jax.set_mesh(mesh_of(**axes)):
+        assert_equals_dense("cudnn", ids, causal=causal, window=window)
+
+
+@pytest.mark.parametrize(
+    ("order", "causal", "window"),
+    [
+        ("contiguous", True, None),
+        ("zigzag", True, 20),
+        ("striped", True, None),
+        ("striped", False, None),
+    ],
+)
+@pytest.mark.parametrize(
+    "implementation",
+    ["blocked", "own splash", "cudnn", needs("tokamax", splash_available(), TOKAMAX)],
+)
+def test_parts_of_queries_see_the_keys_of_whole_rows(
+    implementation, order, causal, window, xla_for_cudnn
+):
+    ids = packed_ids(264, np.random.default_rng(1))
+    inputs = arrays(ids, ids)
+    options = {"causal": causal, "window": window}
+    expected = value_and_gradients(*inputs, ids, None, implementation="dense", **options)
+    columns = column_order(order, 264, 2)
+    positions = np.broadcast_to(np.arange(264), ids.shape)[:, columns]
+    with jax.set_mesh(mesh_of(data=2, context=2)):
+        moved = jax.device_put([x[:, columns] for x in inputs], jax.P("data", "context"))
+        found = value_and_gradients(
+            *moved, ids[:, columns], None, positions=positions, implementation=implementation,
+            **options,
+        )  # fmt: skip
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, np.asarray(b)[:, columns], atol=2e-5)
+
+
+@pytest.mark.parametrize("implementation", ["own splash", "cudnn"])
+def test_groups_stay_groups_where_rows_are_divided(implementation, xla_for_cudnn):
+    until = np.array([[6, 6, 4, 4, 6, 6, 9, 9, 9, 0, 0, 0]], np.int32)
+    ids = np.int32(until > 0) + (until > 6)
+    inputs = arrays(ids, ids)
+
+    def run(implementation):
+        value_and_gradients.clear_cache()
+        return value_and_gradients(
+            *inputs, ids, None, visible_until=until, implementation=implementation
+        )
+
+    expected = run("dense")
+    with jax.set_mesh(mesh_of(context=2)):
+        found = run(implementation)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+# ---- cuDNN's packed layout, by its definition.
+
+
+@jax.custom_vjp
+def _leave(x, written):
+    return jnp.where(written, x, jnp.nan)
+
+
+_leave.defvjp(
+    lambda x, written: (_leave(x, written), written),
+    lambda written, g: (jnp.where(written, jnp.where(written, g, 0), jnp.nan), None),
+)
+
+
+class Packed(types.SimpleNamespace):
+    """What cuDNN's packed layout is said to compute; NaN where nothing is written.
+
+    Each place of `seqlen` is a segment, which begins at its offset and attends to itself alone.
+    """
+
+    class MaskType:
+        PADDING, PADDING_CAUSAL = "padding", "padding and causal"
+
+    @staticmethod
+    def dot_product_attention(
+        q, k, v, *, q_seqlen, kv_seqlen, q_offsets, kv_offsets, scale, mask_type,
+        sliding_window_length,
+    ):  # fmt: skip
+        B, L, N, _ = q.shape
+        S, places = k.shape[1], q_seqlen.shape[1]
+        assert k.shape[2] == N  # or some versions read other heads
+        assert places > 1  # or it is another layout
+        assert q_offsets.shape == kv_offsets.shape == (B, places + 1)
+        assert {x.dtype for x in (q_seqlen, kv_seqlen, q_offsets, kv_offsets)} == {
+            jnp.dtype("int32")
+        }
+        causal = mask_type == Packed.MaskType.PADDING_CAUSAL
+        assert sliding_window_length is None or causal
+        rows, columns = jnp.arange(L), jnp.arange(S)
+        seen, own = jnp.zeros((B, L, S), bool), jnp.zeros((B, L), bool)
+        others = jnp.zeros((B, S), bool)
+        for place in range(places):
+            at, to = (x[:, place, None] for x in (q_offsets, kv_offsets))
+            q_in = (rows >= at) & (rows < at + q_seqlen[:, place, None])
+            k_in = (columns >= to) & (columns < to + kv_seqlen[:, place, None])
+            distance = (rows - at)[:, :, None] - (columns - to)[:, None]
+            near = distance < (sliding_window_length or L + S)
+            seen |= q_in[:, :, None] & k_in[:, None] & near & ((distance >= 0) | (not causal))
+            own, others = own | q_in, others | k_in
+        q = _leave(q, own[:, :, None, None])
+        k, v = (_leave(x, others[:, :, None, None]) for x in (k, v))
+        q, k, v = (jnp.nan_to_num(x) for x in (q, k, v))
+        scores = jnp.einsum("BLNK,BSNK->BNLS", q, k) * scale
+        weights = jax.nn.softmax(jnp.where(seen[:, None], scores, -1e30), axis=-1)
+        weights = jnp.where(seen[:, None], weights, 0)
+        out = jnp.einsum("BNLS,BSNK->BLNK", weights, v)
+        return jnp.where(own[:, :, None, None], out, jnp.nan)
+
+
+def offsets_of(ids, most):
+    """Of rows with ids 1, 2, … in order."""
+    rows = []
+    for row in ids:
+        begins = [int(np.flatnonzero(row == s)[0]) for s in range(1, row.max(initial=0) + 1)]
+        end = int(np.flatnonzero(row)[-1]) + 1 if begins else 0
+        rows.append([*begins, *[end] * (most + 1 - len(begins))])
+    return np.array(rows, np.int32)
+
+
+PACKED = {
+    "packed": [[1] * 9 + [2] * 7 + [3] * 4, [1] * 3 + [2] * 10 + [0] * 7, [0] * 20],
+    "padding after each segment": [[1] * 5 + [0] * 3 + [2] * 8 + [3] * 2 + [0] * 2],
+    "one segment": [[1] * 20, [1] * 12 + [0] * 8],
+}
+
+
+@pytest.mark.parametrize(("causal", "window"), [(True, None), (False, None), (True, 4)])
+@pytest.mark.parametrize("rows", PACKED)
+@pytest.mark.parametrize("axes", [{"data": 1}, {"tensor": 2}])
+def test_offsets_ask_cudnn_for_each_segment_alone(axes, rows, causal, window, monkeypatch):
+    monkeypatch.setattr(nvidia, "_fused_attention", lambda: Packed)
+    ids = np.array(PACKED[rows], np.int32)
+    offsets = offsets_of(ids, int(ids.max()))
+    inputs, options = arrays(ids, ids), {"causal": causal, "window": window}
+    expected = value_and_gradients(*inputs, ids, None, implementation="dense", **options)
+    with jax.set_mesh(mesh_of(**axes)):
+        found = value_and_gradients(
+            *inputs, ids, None, segment_offsets=offsets, implementation="cudnn_packed", **options
+        )
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+        assert (np.asarray(a)[ids == 0] == 0).all()
+
+
+def test_offsets_of_both_sides_ask_for_pairs_of_segments(monkeypatch):
+    monkeypatch.setattr(nvidia, "_fused_attention", lambda: Packed)
+    q_ids = np.array([[1] * 4 + [2] * 3 + [3] * 3, [1] * 6 + [0] * 4], np.int32)
+    kv_ids = np.array([[1] * 7 + [2] * 2 + [3] * 4 + [0], [1] * 3 + [0] * 11], np.int32)
+    q_ids[0, 7:], kv_ids[0, :7] = 0, 0  # a segment without queries, and one without keys
+    q_offsets = np.array([[0, 4, 7, 7], [0, 6, 6, 6]], np.int32)
+    kv_offsets = np.array([[7, 7, 9, 13], [0, 3, 3, 3]], np.int32)
+    inputs, options = arrays(q_ids, kv_ids), {"causal": False}
+    expected = value_and_gradients(*inputs, q_ids, kv_ids, implementation="dense", **options)
+    options |= {"segment_offsets": q_offsets, "kv_segment_offsets": kv_offsets}
+    found = value_and_gradients(*inputs, q_ids, kv_ids, implementation="cudnn_packed", **options)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+# ---- Programs for accelerators, made on this machine.
+
+
+def lowered(attend, platform, kv_length, *shapes):
+    """The program of outputs and gradients, for a platform that is not here."""
+    spec = jax.ShapeDtypeStruct
+    q = spec((2, 256, 4, 64), jnp.bfloat16)
+    k = spec((2, kv_length, 2, 64), jnp.bfloat16)
+
+    def step(q, k, v, g, *others):
+        out, pull = jax.vjp(lambda *qkv: attend(*qkv, *others), q, k, v)
+        return out, *pull(g)
+
+    others = [spec(shape, jnp.int32) for shape in shapes]
+    traced = jax.jit(step).trace(q, k, k, q, *others)
+    return traced.lower(lowering_platforms=(platform,)).as_text()
+
+
+@pytest.mark.parametrize(("causal", "window"), [(True, None), (False, None), (True, 32)])
+@pytest.mark.parametrize(("most", "places"), [(1, 2), (7, 7)])
+def test_jax_makes_the_packed_program_that_is_asked_of_cudnn(
+    most, places, causal, window, monkeypatch
+):
+    fused = nvidia._fused_attention()
+    monkeypatch.setattr(fused, "check_cudnn_version", lambda: 91_000)
+    monkeypatch.setattr(fused, "check_compute_capability", lambda capability: True)
+    monkeypatch.setattr(fused, "is_cuda_compute_capability_equal", lambda capability: False)
+
+    def attend(q, k, v, ids, offsets):
+        return nvidia.packed_attention(q, k, v, ids, ids, offsets, offsets, causal, window)
+
+    program = lowered(attend, "cuda", 256, (2, 256), (2, most + 1))
+    calls = re.findall(r"@(__cudnn\$\w+)\(", program)
+    assert sorted(calls) == ["__cudnn$fmhaSoftmax", "__cudnn$fmhaSoftmaxBackward"]
+    said = program.replace("\\22", "'")
+    for name, value in (
+        ("mask_type", "'PADDING_CAUSAL'" if causal else "'PADDING'"),
+        ("max_seg_per_batch", places),
+        ("sliding_window_length", window or 0),
+    ):
+        assert said.count(f"'{name}': {value}") == 2, name
+    assert not nvidia._find_flaw_of_version("cudnn_packed")
+
+
+@pytest.mark.parametrize(("causal", "window"), ORDERS)
+@pytest.mark.parametrize("implementation", SPLASH)
+def test_splash_is_a_kernel_of_tpus_forward_and_backward(
+    implementation, causal, window, monkeypatch
+):
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+
+    def attend(q, k, v, ids):
+        return splash.splash_attention(q, k, v, ids, ids, causal, window)
+
+    assert lowered(attend, "tpu", 256, (2, 256)).count("@tpu_custom_call") >= 2
+
+
+def test_splash_of_parts_of_rows_is_a_kernel_of_tpus(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+
+    def attend(q, k, v, *visible):
+        return splash.splash_masked(q, k, v, Visibility(*visible))
+
+    program = lowered(attend, "tpu", 512, (2, 256), (2, 512), (2, 512))
+    assert program.count("@tpu_custom_call") >= 3
+
+
+def test_the_comparison_finds_kernels_that_are_wrong_or_gone(monkeypatch):
+    monkeypatch.setattr(nvidia, "_fused_attention", lambda: Packed)
+    assert nvidia._compare("cudnn_packed") < nvidia.CLOSE
+
+    class Wrong(Packed):
+        @staticmethod
+        @wraps(Packed.dot_product_attention)
+        def dot_product_attention(q, k, v, **options):
+            return Packed.dot_product_attention(q, k, v, **options | {"scale": 0.2})
+
+    device = types.SimpleNamespace(compute_capability="9.0", device_kind="NVIDIA H100")
+    monkeypatch.setattr(jax, "local_devices", lambda: [device])
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    gone = types.SimpleNamespace(dot_product_attention=lambda query, key: None)
+    find_flaw = nvidia.find_flaw.__wrapped__
+    for there, said in ((Packed, ""), (Wrong, "differ from dense"), (gone, "does not take kv_o")):
+        monkeypatch.setattr(nvidia, "_fused_attention", lambda there=there: there)
+        flaw = find_flaw("cudnn_packed")
+        assert said in flaw if said else not flaw, flaw
+    device.compute_capability = "8.0"
+    assert "needs a GPU of NVIDIA from Hopper on, and this is NVIDIA H100" in find_flaw("tokamax")
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("cudnn_packed", {}, "it needs segment_offsets"),
+        ("cudnn_packed", {"window": 3, "causal": False}, "no window that sees both ways"),
+        ("tokamax", {"visible_until": True}, "rows have groups"),
+        ("tokamax", {"flaw": "tokamax is not installed"}, "tokamax is not installed"),
+    ],
+)
+def test_a_kernel_that_cannot_be_used_is_replaced_and_a_warning_says_so_once(
+    name, options, said, monkeypatch, caplog
+):
+    ids = packed_ids(40, np.random.default_rng(7))
+    if "flaw" in options:
+        monkeypatch.setattr(attention, "find_flaw", lambda name: said)
+        options = {}
+    if "window" in options:
+        options = options | {"segment_offsets": offsets_of(ids[1:2], 20).repeat(4, axis=0)}
+    if "visible_until" in options:
+        options = {"visible_until": np.asarray(segment_ends(ids))}
+    attention._say.cache_clear()
+    inputs = arrays(ids, ids)
+    found = value_and_gradients(*inputs, ids, None, implementation=name, **options)
+    value_and_gradients.clear_cache()
+    value_and_gradients(*inputs, ids, None, implementation=name, **options)
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert f"{name!r} is not used: " in record.getMessage()
+    assert said in record.getMessage()
+    assert "; instead 'blocked', because on CPU" in record.getMessage()
+    options.pop("segment_offsets", None)
+    expected = value_and_gradients(*inputs, ids, None, implementation="dense", **options)
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("platform", "length", "chosen", "faster"),
+    [
+        ("gpu", 2048, "cudnn", "'cudnn_packed' and 'tokamax' skip other segments"),
+        ("gpu", 32_768, "blocked", "benchmarks/accelerator.py measures them"),
+        ("tpu", 2048, "splash", ""),
+        ("tpu", 256, "dense", ""),
+        ("cpu", 2048, "blocked", ""),
+    ],
+)
+def test_auto_chooses_what_was_measured_and_names_what_may_be_faster(
+    platform, length, chosen, faster, monkeypatch
+):
+    device = types.SimpleNamespace(compute_capability="9.0")
+    monkeypatch.setattr(jax, "local_devices", lambda: [device])
+    choice = choose(platform, jnp.dtype("bfloat16"), length, length)
+    assert choice.implementation == chosen
+    assert faster in choice.faster
+    with jax.set_mesh(mesh_of(context=4)):
+        under = attention._under_context(choice)
+    if chosen in ("cudnn", "splash"):
+        assert under[:2] == ("blocked", "rows are divided over 4 devices")
+        assert "keep" in under.faster
+    else:
+        assert under == choice
+
+
 def test_auto_says_once_what_it_chose(caplog):
+    attention._say.cache_clear()
     ids = np.ones((1, 33), np.int32)
     q, k, v, _ = arrays(ids, ids)
     with caplog.at_level(logging.INFO):
         for _ in range(2):
             jax.eval_shape(lambda: make_attention(ids)(q, k, v))
-    assert caplog.text.count("attention over rows of 33 × 33 positions: 'blocked', because") == 1
+    assert caplog.text.count("attention: 'blocked', because on CPU it was faster") == 1

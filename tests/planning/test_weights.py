@@ -205,3 +205,10 @@ def test_a_mixture_made_today_is_the_mixture_made_next_year():
     expected = ["74df08551a560965", "7f2be14d37b6691f", "e10a5ec86b4ce350"]
     assert digests(mixture, (0, 300, 10**9)) == expected
     assert digests(mixture.after(5, seed=4), [5]) == ["6257afe4eccbbd31"]
+
+
+def test_names_of_corpora_and_sides_are_text_as_in_a_state():
+    with pytest.raises(ValueError, match="1, 'a'; names must be text"):
+        Plan({1: [4], "a": [5]}, [Bucket(1, 8)], weights={1: 1, "a": 1})
+    plan = Plan({1: [4, 3], "a": [2, 2]}, [Bucket(1, {1: 8, "a": 8})], overflow="drop")
+    assert (plan.buckets[0].names, plan.num_batches()) == (("1", "a"), 1)

@@ -6,6 +6,8 @@ many inputs, other ones for each seed.
 """
 
 import contextlib
+import contextvars
+import copy
 import functools
 import io
 import json
@@ -15,19 +17,20 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from etils import epath
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import pipeline
 from pipeline import sources, templates, tokenizers
 from pipeline.corpus.corpus import Corpus
 from pipeline.corpus.in_place import InPlace
+from pipeline.corpus.stored.directory import MANIFEST
 from pipeline.errors import UserError
 from pipeline.history import RunLog, audit, read_history, write_history
 from pipeline.loading.state import StateKey
@@ -54,8 +57,18 @@ def folder() -> Iterator[Path]:
 TIMES = int(os.environ.get("HOSTILE", "1"))
 
 
-def holds(strategy: st.SearchStrategy, quick: int = 12) -> Callable:
-    """Makes a function of a folder and of what the strategy gives a test of so many examples."""
+class Whole(NamedTuple):
+    """Input that nobody has altered, which must be accepted; `make()` makes it."""
+
+    make: Callable[[], Any]
+
+
+def holds(strategy: st.SearchStrategy, whole: Callable[[], Any], quick: int = 12) -> Callable:
+    """Makes a function of a folder and of what the strategy gives a test of so many examples.
+
+    It is also called with the result of `whole`, of which nothing may be refused: so a test fails
+    if everything is refused.
+    """
 
     def add(check: Callable[[Path, Any], None]) -> Callable:
         @settings(
@@ -64,14 +77,29 @@ def holds(strategy: st.SearchStrategy, quick: int = 12) -> Callable:
             derandomize=TIMES == 1,
             suppress_health_check=list(HealthCheck),
         )
+        @example(Whole(whole))
         @given(strategy)
         def test(given):
-            with folder() as place:
-                check(place, given)
+            is_whole = isinstance(given, Whole)
+            with folder() as place, accepting() if is_whole else contextlib.nullcontext():
+                check(place, copy.deepcopy(given.make()) if is_whole else given)
 
         return test
 
     return add
+
+
+accepts = contextvars.ContextVar("accepts", default=False)
+
+
+@contextlib.contextmanager
+def accepting() -> Iterator[None]:
+    """Makes refusals inside the block errors."""
+    token = accepts.set(True)
+    try:
+        yield
+    finally:
+        accepts.reset(token)
 
 
 class Silent(AssertionError):
@@ -90,6 +118,8 @@ def refusing(*named: Any) -> Iterator[None]:
     except Silent:
         raise
     except Exception as error:
+        if accepts.get():
+            raise Silent(f"refused: {error!r}") from error
         if isinstance(error, OSError) and error.filename:  # of the operating system
             return
         said = str(error)
@@ -142,7 +172,14 @@ def decoded(content: bytes) -> str | None:
         return None
 
 
-@holds(st.tuples(hostile.stored(hostile.text_files), st.sampled_from(["line", "file"])), 20)
+PLAIN = b"plain text\nand \xc3\xa9\n"
+
+
+@holds(
+    st.tuples(hostile.stored(hostile.text_files), st.sampled_from(["line", "file"])),
+    lambda: ((PLAIN, "", PLAIN), "line"),
+    20,
+)
 def test_text_files_are_read_as_they_are(place, given):
     (stored, end, plain), sample_by = given
     path = write(place / f"a.txt{end}", stored)
@@ -162,7 +199,14 @@ def test_text_files_are_read_as_they_are(place, given):
         expect(read == texts, read, "and not", texts)
 
 
-@holds(st.tuples(hostile.stored(hostile.json_files), hostile.texts), 12)
+JSON = b'{"text": "one"}\n{"text": "two \xc3\xa9"}\n'
+
+
+@holds(
+    st.tuples(hostile.stored(hostile.json_files), hostile.texts),
+    lambda: ((JSON, "", JSON), "text"),
+    12,
+)
 def test_json_lines_become_their_texts(place, given):
     (stored, end, plain), field = given
     field = field if field in ("a;b=c", "é") else "text"
@@ -182,7 +226,15 @@ def check_texts(corpus: Corpus, texts: list[str]) -> None:
     expect(read == texts, read, "and not", texts)
 
 
-@holds(hostile.table_files(), 15)
+def table(rows: list[dict]) -> tuple[str, bytes, list[dict]]:
+    """A whole file of rows, as `hostile.table_files` draws them."""
+    sink, content = io.BytesIO(), pa.Table.from_pylist(rows)
+    with pa.ipc.new_file(sink, content.schema) as file:
+        file.write_table(content)
+    return ".arrow", sink.getvalue(), rows
+
+
+@holds(hostile.table_files(), lambda: table([{"text": "one", "number": 1}]), 15)
 def test_tables_give_their_rows(place, given):
     end, content, rows = given
     path = write(place / f"a{end}", content)
@@ -191,7 +243,7 @@ def test_tables_give_their_rows(place, given):
         expect(rows is None or read == rows, read, "and not", rows)
 
 
-@holds(st.lists(hostile.objects, max_size=4), 10)
+@holds(st.lists(hostile.objects, max_size=4), lambda: [{"text": "a"}, {"text": "é"}], 10)
 def test_records_become_their_texts(place, given):
     with refusing():
         corpus = prepare(sources.Records(given), directory=place)
@@ -208,7 +260,11 @@ CHAT = {
 CHAT |= {"question": "one {two}", "answer": b"three"}
 
 
-@holds(st.tuples(hostile.altered([CHAT, CHAT], hostile.objects), st.sampled_from(TEMPLATES)), 12)
+@holds(
+    st.tuples(hostile.altered([CHAT, CHAT], hostile.objects), st.sampled_from(TEMPLATES)),
+    lambda: ([CHAT, CHAT], TEMPLATES[0]),
+    12,
+)
 def test_templates_are_filled_as_they_are_called(place, given):
     chats, template = given
     with refusing():
@@ -224,7 +280,11 @@ def test_templates_are_filled_as_they_are_called(place, given):
 EXAMPLES = [[1, 2, 3], [300], [], (5, 6), np.array([7, 8], np.uint16), [True, False]]
 
 
-@holds(hostile.calls(columns=EXAMPLES, vocab_size=400), 40)
+@holds(
+    hostile.calls(columns=EXAMPLES, vocab_size=400),
+    lambda: {"columns": EXAMPLES[:5], "vocab_size": 400},
+    40,
+)
 def test_arrays_become_examples(place, given):
     with refusing():
         corpus = Corpus.from_arrays(directory=place, **given)
@@ -235,7 +295,11 @@ def test_arrays_become_examples(place, given):
             expect(read["targets"].tolist() == ids[1:], read, "and not", ids)
 
 
-@holds(hostile.table_files(of_tokens=True), 30)
+@holds(
+    hostile.table_files(of_tokens=True),
+    lambda: table([{"input_ids": [1, 2, 3]}, {"input_ids": [5]}]),
+    30,
+)
 def test_tokens_in_place_are_those_of_the_file(place, given):
     end, content, rows = given
     path = write(place / f"a{end}", content)
@@ -320,7 +384,12 @@ def content_of(kind: str) -> tuple[list, str]:
         return contents(corpus), corpus.fingerprint
 
 
-@holds(damaged_files("corpus", "prepared"), 12)
+def undamaged(kind: str, name: str) -> tuple[str, str, bytes]:
+    """A file as it was made, as `damaged_files` draws them."""
+    return kind, name, made(kind)[name]
+
+
+@holds(damaged_files("corpus", "prepared"), lambda: undamaged("prepared", MANIFEST), 12)
 def test_damaged_corpora_are_read_as_before_the_damage(place, given):
     kind, name, content = given
     put(place, {**made(kind), name: content})
@@ -343,7 +412,7 @@ PLAN = {"lengths": LENGTHS, "buckets": BUCKETS, "seed": 1, "shuffle": True, "pac
 PLAN |= {"overflow": "split", "window": 5, "max_segments": 2, "exclude": [1, 4]}
 
 
-@holds(hostile.calls(**PLAN), 100)
+@holds(hostile.calls(**PLAN), lambda: PLAN, 100)
 def test_plans_have_each_position_once(place, given):
     with refusing():
         plan = Plan(**given)
@@ -361,7 +430,7 @@ FIT = {"tokens_per_batch": 50, "max_buckets": 2, "max_length": 40, "length_multi
 FIT |= {"row_multiple": 2, "attention": "segment", "width": 16, "packing": "best_fit"}
 
 
-@holds(hostile.calls(lengths=LENGTHS, **FIT), 90)
+@holds(hostile.calls(lengths=LENGTHS, **FIT), lambda: {"lengths": LENGTHS, **FIT}, 90)
 def test_fitted_buckets_keep_their_limits(place, given):
     budget = given["tokens_per_batch"]
     with refusing():
@@ -376,7 +445,7 @@ PHASES = [[0, {"a": 1, "b": 0.5}], [7, {"a": "1/3", "b": 2}]]
 MIXTURE = {"a": [5, 3, 0, 9], "b": [1, 8, 2], "weights": PHASES, "by": "tokens"}
 
 
-@holds(hostile.calls(**MIXTURE), 100)
+@holds(hostile.calls(**MIXTURE), lambda: MIXTURE, 100)
 def test_rows_of_mixtures_fit_their_buckets(place, given):
     lengths = {name: given.pop(name) for name in "ab"}
     with refusing():
@@ -399,6 +468,7 @@ def changed_plan() -> Plan:
     st.integers(0, 14).flatmap(
         lambda step: hostile.altered(StateKey(changed_plan()).state(step)) | hostile.values
     ),
+    lambda: StateKey(changed_plan()).state(10),
     20,
 )
 def test_altered_states_resume_the_same_past(place, state):
@@ -416,7 +486,7 @@ def past(entries: list[dict], step: int) -> list[tuple]:
     return [entry for entry in some if entry[0] < max(step, 1)]
 
 
-@holds(damaged_files("run"), 20)
+@holds(damaged_files("run"), lambda: undamaged("run", "plans.json"), 20)
 def test_damaged_runs_are_audited_and_go_on(place, given):
     kind, name, content = given
     put(place, {**made(kind), name: content})
@@ -450,6 +520,7 @@ CHANGES = [{"seed": 3}, {"tokens_per_batch": 16}, {"exclude": [1]}, {}]
         hostile.altered(ENTRIES),
         st.lists(st.tuples(st.integers(5, 9), st.sampled_from(CHANGES)), max_size=2),
     ),
+    lambda: (SCHEDULE, ENTRIES, [(6, CHANGES[1])]),
     20,
 )
 def test_schedules_keep_the_past(place, given):
@@ -470,9 +541,9 @@ def test_schedules_keep_the_past(place, given):
 
 LINES = """
 report corpus --tokens-per-batch 128 --max-buckets 2 --packing fill --overflow drop --seed 3
-report lengths.json --tokens-per-batch 16 --max-length 16 --json
-report odd.json --tokens-per-batch 128
-buckets lengths.npy --tokens-per-batch 128 --length-multiple 2 --attention segment --width 16
+report lengths.json --lengths --tokens-per-batch 16 --max-length 16 --json
+report odd.json --lengths --tokens-per-batch 128
+buckets lengths.npy --lengths --tokens-per-batch 128 --length-multiple 2 --attention segment
 show corpus --tokens-per-batch 64 --step 2 --row 1 --epoch 1 --color always
 show run --step 7 --row 0 --begin 1 --end 2
 check corpus
@@ -487,6 +558,7 @@ odd_files = hostile.altered({"lengths": {"3": 40, "17": 8}}).map(lambda each: ea
 
 @holds(
     st.tuples(lines.flatmap(hostile.altered), odd_files.map(json.dumps), hostile.json_files),
+    lambda: (LINES.split("\n")[1].split(), "{}", JSON),
     12,
 )
 def test_commands_end_with_a_status(place, given):
@@ -509,10 +581,21 @@ def test_commands_end_with_a_status(place, given):
             known = parser().parse_args(line)
         except SystemExit as error:
             expect(error.code in (0, 2) and (out.getvalue() or err.getvalue()), "no usage")
+            expect(not accepts.get(), "refused", err.getvalue())
             return
         known.command_line = line
-        with contextlib.suppress(Damaged):
+        try:
             COMMANDS[known.command](known)
+        except Damaged as error:
+            expect(not accepts.get(), "refused", error)
+
+
+def sentencepiece_model() -> bytes:
+    """The model of a tokenizer of some texts."""
+    with folder() as place:
+        texts = sources.Records([f"text {number} of many words" for number in range(99)])
+        tokenizers.train_sentencepiece([(texts, "text")], 290, place / "model")
+        return (place / "model").read_bytes()
 
 
 @holds(
@@ -520,9 +603,10 @@ def test_commands_end_with_a_status(place, given):
         st.sampled_from([tokenizers.SentencePiece, tokenizers.HuggingFace]),
         st.binary(max_size=60) | hostile.values.map(lambda value: json.dumps(value).encode()),
     ),
+    lambda: (tokenizers.SentencePiece, sentencepiece_model()),
     6,
 )
-def test_files_of_any_kind_are_no_tokenizers(place, given):
+def test_files_of_other_kinds_are_no_tokenizers(place, given):
     make, content = given
     path = write(place / "model", content)
     with refusing():

@@ -191,13 +191,24 @@ def score(asked):
     return len(scores)
 
 
+def stop(asked):
+    """The number of calls until a signal is received, from its beginning."""
+    with hosts.StopSignals() as signals:
+        print("BEGUN", flush=True)
+        for call in range(5_000):
+            if signals.received():
+                return {"call": call, "again": signals.received(), "reason": signals.reason}
+            time.sleep(0.004)
+    return None
+
+
 def several(asked):
     """The answers to the jobs of a list; `differ` has what one process is asked in its place."""
     own = [job | job.get("differ", {}).get(str(asked["index"]), {}) for job in asked["jobs"]]
     return [DO[job["do"]](job) for job in own]
 
 
-JOBS = batches, train, exchange, agree, share, prepare, fail, count, score, several
+JOBS = batches, exchange, agree, share, prepare, fail, count, score, stop, several
 DO = {job.__name__: job for job in JOBS}
 
 

@@ -1,6 +1,7 @@
 """Several processes on one machine, joined over loopback, each with a time limit."""
 
 import json
+import os
 import re
 import signal
 import time
@@ -198,3 +199,17 @@ def test_who_waits_for_a_process_that_dies_ends(tmp_path, dies):
     codes = group.wait(limit=60)
     assert codes[dies] == -signal.SIGKILL
     assert codes[1 - dies] != 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_one_process_is_received_by_all_at_the_same_call(tmp_path, number):
+    group = start_workers(2, tmp_path / "logs", {"do": "stop"})
+    deadline = time.monotonic() + TIME_LIMIT
+    while not all("BEGUN" in out for out in group.outputs()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    os.kill(group.processes[1].pid, number)
+    first, second = answers_of(group)
+    assert first["call"] == second["call"] > 0
+    assert first["again"]
+    assert second["again"]
+    assert second["reason"] == number.name

@@ -304,6 +304,19 @@ def test_a_backslash_and_an_n_are_no_line_break():
     assert open_template(fields | {"prompt": "{q}\nA: "}).prompt == "{q}\nA: "
 
 
+def test_records_with_one_key_are_held_out_together(tmp_path):
+    lines = [{"text": f"turn {n}", "talk": n // 4} for n in range(80)]
+    path = tmp_path / "talks.jsonl"
+    path.write_text("".join(json.dumps(each) + "\n" for each in lines))
+    changes = {"train.source": "", "train.files": str(path), "hold_out_by": "talk"}
+    train, held_out = prepare_corpora(changed(changes | {"hold_out": 0.3}), tmp_path / "a")
+    talks = [{number // 4 for number in view.numbers.tolist()} for view in (train, held_out)]
+    assert not talks[0] & talks[1]
+    assert len(held_out) == 4 * len(talks[1])
+    with pytest.raises(ValueError, match=r"hold_out_by is 'talk', and config.hold_out is None"):
+        prepare_corpora(changed(changes), tmp_path / "b")
+
+
 def numbered(split):
     """Records that a config names as a source."""
     return [{"text": f"{split} {number}", "q": f"{number}?", "a": "Yes."} for number in range(9)]

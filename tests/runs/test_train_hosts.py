@@ -79,11 +79,17 @@ def test_a_process_that_waits_in_vain_for_others_says_so(text, tmp_path):
         assert "Check failure" not in output
 
 
+def test_if_one_host_cannot_read_a_batch_all_end_with_its_sentence(text, tmp_path):
+    group = start_hosts(text, tmp_path, 2, program="tests/runs/failing_train.py")
+    for output in group.end_with(2, limit=90):
+        assert "train.py: process 1 of 2: the disk is gone; mount it again" in output
+    assert len(steps(tmp_path)) >= 4  # it failed in the middle
+    own = run_hosts(text, tmp_path, 2)
+    assert "resumed: step" in own[0]
+
+
 def test_a_configuration_that_differs_on_one_host_is_named(text, tmp_path):
-    own = {
-        index: [f"--workdir={tmp_path / str(index)}", f"--config.optimizer.clip={1.0 + index}"]
-        for index in range(2)
-    }
+    own = {index: [f"--config.optimizer.clip={1.0 + index}"] for index in range(2)}
     group = start_hosts(text, tmp_path, 2, own=own)
     assert all(group.wait())
     for output in group.outputs():

@@ -16,11 +16,10 @@ import numpy as np
 
 from pipeline import Batches, Bucket, Corpora, Corpus, Plan, Writer
 from pipeline.corpus.engines import Processes
-from pipeline.corpus.groups import add_parents
 from pipeline.corpus.preparing.job import Job
 from pipeline.corpus.preparing.preparation import prepare_job, prepare_share
 from pipeline.corpus.stored.manifest import Manifest
-from pipeline.corpus.tasks import ABOVE, CAUSAL, GROUPS
+from pipeline.corpus.tasks import ABOVE, CAUSAL, GROUPS, add_parents
 from pipeline.errors import Exists, InvalidState, UserError
 from pipeline.fs import as_path, atomic_write, directory_lock
 from pipeline.fs.atomic import make_directory

@@ -131,6 +131,18 @@ def test_microbatches_that_do_not_divide_are_refused(sharding, params):
         Compiled(make_step(sharding), params, specs_of(sharding, (24, 8)), microbatches=4)
 
 
+def test_a_state_on_several_devices_is_refused_for_batches_on_one(sharding, params):
+    one = NamedSharding(mesh_of(data=1), PartitionSpec("data"))
+    with jax.set_mesh(sharding.mesh):
+        state = jax.tree.map(jnp.zeros_like, jax.device_put(params, PartitionSpec()))
+        with pytest.raises(ValueError, match=r"on 4 devices, .* on one; load them with sharding="):
+            Compiled(make_step(None), state, specs_of(one, (8, 8)))
+        Compiled(make_step(sharding), state, specs_of(sharding, (8, 8)))
+        Compiled(
+            make_step(None), jax.device_put(params, one.mesh.devices[0]), specs_of(one, (8, 8))
+        )
+
+
 @pytest.mark.parametrize("known", ["arrays", "shapes"])
 @pytest.mark.parametrize("same", ["leaf", "memory"])
 def test_a_donated_state_that_holds_an_array_twice_is_refused_before_a_step(sharding, same, known):

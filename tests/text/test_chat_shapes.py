@@ -8,8 +8,7 @@ import pytest
 jinja2 = pytest.importorskip("jinja2")
 pytest.importorskip("tokenizers")
 
-from pipeline.corpus.preparation import prepare  # noqa: E402
-
+from pipeline.corpus.preparing.preparation import prepare  # noqa: E402
 from pipeline.errors import InvalidValue  # noqa: E402
 from pipeline.text.sources import Records  # noqa: E402
 from pipeline.text.templates import Chat, Jinja, sandbox  # noqa: E402
@@ -133,8 +132,8 @@ SHAPES = {
 @pytest.mark.parametrize("shape", SHAPES)
 def test_each_shape_is_spelt_as_it_is_served_and_each_answer_is_learnt(shape, tokenizer, tmp_path):
     template, messages, answers, notes = SHAPES[shape]
-    noted = collect_notes()
-    spans = Jinja(tokenizer, template=template)({"messages": messages})
+    with collect_notes() as noted:
+        spans = Jinja(tokenizer, template=template)({"messages": messages})
     learnt = [str(text) for text, weight in spans if weight]
     assert learnt[: len(answers)] == answers
     assert ({PROMPTED, REWRITTEN} & {*noted}) == {*notes}
@@ -223,20 +222,20 @@ def test_parts_with_null_pictures_are_text_and_pictures_are_refused(tokenizer):
 @pytest.mark.parametrize("kind", ["chat", "jinja"])
 def test_columns_of_pictures_are_said(kind, tokenizer):
     template = Chat() if kind == "chat" else Jinja(tokenizer, template=PLAIN)
-    notes = collect_notes()
-    template({"messages": TALK, "images": [], "audio": None})
-    assert not notes
-    template({"messages": TALK, "images": [b"a"]})
-    assert [*notes] == ["have a field 'images', which the template does not render"]
+    with collect_notes() as notes:
+        template({"messages": TALK, "images": [], "audio": None})
+        assert not notes
+        template({"messages": TALK, "images": [b"a"]})
+        assert [*notes] == ["have a field 'images', which the template does not render"]
 
 
 def test_a_null_that_a_template_spells_is_said(tokenizer):
-    notes = collect_notes()
-    Jinja(tokenizer, template=PLAIN)({"messages": ASKED})
-    assert NONE in notes
-    notes.clear()
-    Jinja(tokenizer, template=ADDED)({"messages": ASKED})
-    assert NONE not in notes
+    with collect_notes() as notes:
+        Jinja(tokenizer, template=PLAIN)({"messages": ASKED})
+        assert NONE in notes
+        notes.clear()
+        Jinja(tokenizer, template=ADDED)({"messages": ASKED})
+        assert NONE not in notes
 
 
 def test_reasoning_has_the_names_that_templates_read(tokenizer):

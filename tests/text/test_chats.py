@@ -126,8 +126,9 @@ def test_what_a_template_does_not_render_is_counted_or_refused(tmp_path, caplog)
         place = tmp_path / str(workers)
         prepare(Records(records), Bytes(), place, template=PLAIN, num_workers=workers)
         reasons, calls = (record.message for record in caplog.records)
-        assert re.match("1 of 3 .*'reasoning', which the .*; the first: record 1: turn 0", reasons)
-        assert re.match("2 of 3 .*'tool_calls', which the .*; the first: record 1: turn 1", calls)
+        said = "in a sample, {} of 3 .*'{}', which the .*; the first: record 1: turn {}"
+        assert re.match(said.format(1, "reasoning", 0), reasons)
+        assert re.match(said.format(2, "tool_calls", 1), calls)
     both = Preference(chosen=PLAIN, rejected="no")
     prepare(Records(records[1:]), Bytes(), tmp_path / "groups", template=both)
     assert "2 of 2 records have turns with 'tool_calls'" in caplog.text

@@ -152,13 +152,26 @@ def test_what_holds_no_text_is_named(what, tmp_path):
                 list(kind(path))
 
 
+BEGINNINGS = ["BZhou et al.", "BZh9 is a level", "PAR1 receptors", "ARROW1", "%PDF-1.4 is a format"]
+BEGINNINGS += ["LITPKDS files", "a" * 256 + " ustar ", "SQLite format 3 is old"]
+
+
+@pytest.mark.parametrize("line", BEGINNINGS)
+def test_text_may_begin_with_letters_of_another_format(line, tmp_path):
+    (tmp_path / "a.txt").write_text(f"{line}\nand more\n")
+    records = [*TextFiles(tmp_path / "a.txt"), *TextFiles(tmp_path / "a.txt", sample_by="file")]
+    assert [each["text"] for each in records] == [line, "and more", f"{line}\nand more\n"]
+
+
 @pytest.mark.parametrize("pack", [gzip.compress, zstd, bz2.compress])
-@pytest.mark.parametrize("change", ["cut", "flipped"])
+@pytest.mark.parametrize("change", ["cut", "flipped", "begun"])
 def test_a_file_that_is_cut_or_changed_is_never_read_as_a_shorter_one(pack, change, tmp_path):
     packed = pack(np.random.default_rng(0).integers(97, 120, 9000, np.uint8).tobytes() + b"\n")
     middle = len(packed) // 2
     flipped = packed[:middle] + bytes([packed[middle] ^ 255]) + packed[middle + 1 :]
-    (tmp_path / "a.txt").write_bytes({"cut": packed[:-9], "flipped": flipped}[change])
+    (tmp_path / "a.txt").write_bytes(
+        {"cut": packed[:-9], "begun": packed[:5], "flipped": flipped}[change]
+    )
     if pack is zstd and change == "flipped":
         return  # without a checksum, as Arrow writes it
     for sample_by in ("line", "file"):

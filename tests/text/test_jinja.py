@@ -158,8 +158,8 @@ def test_the_last_answer_may_be_the_only_one_with_loss(tokenizer):
     for template in (CHATML, GENERATION):
         spans = Jinja(tokenizer, template=template, last_only=True)({"messages": TALK})
         assert [text.strip() for text in learnt(spans)] in (["So long<|im_end|>"], ["So long</s>"])
-    notes = collect_notes()
-    assert learnt(Jinja(tokenizer, template=THINK)(talk)) == ["Yo<|im_end|>", "Bye<|im_end|>"]
+    with collect_notes() as notes:
+        assert learnt(Jinja(tokenizer, template=THINK)(talk)) == ["Yo<|im_end|>", "Bye<|im_end|>"]
     assert REWRITTEN in notes
     plain = {"messages": [*talk["messages"][:1], answer("Yo"), *talk["messages"][2:]]}
     assert learnt(Jinja(tokenizer, template=THINK, last_only=True)(plain)) == ["Bye<|im_end|>"]

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from pipeline.text.tokenizers import Bytes
 
 CHATS = Preference(chosen=Chat(messages="chosen"), rejected=Chat(messages="rejected"))
 PROMPTED = dataclasses.replace(CHATS, prompt=Chat(messages="prompt"))
+NAN = float("nan")
 PAIR = Preference(prompt="{q} ", chosen="{good}", rejected="{bad}")
 
 TURNS = st.lists(
@@ -103,6 +105,24 @@ TEXTS = Preference(chosen="{a}", rejected="{b}")
 )
 def test_preferences_are_read_as_they_are_stored(template, record, nodes):
     assert template(record) == nodes
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ([1, 2], np.array([1, 2])),
+        (1, np.int64(1)),
+        (1.0, 1),
+        (NAN, np.float32(NAN)),
+        (np.zeros((2, 3)), np.zeros((3, 2)).T),
+        ((1, 2), [1, 2]),
+    ],
+)
+def test_sides_of_equal_values_are_equal_whatever_holds_these(one, other):
+    sides = (lambda _, value=value: [("a", 1.0, {"n": value})] for value in (one, other))
+    chosen, rejected = sides
+    with pytest.raises(templates.LeftOut, match="a chosen and a rejected side that are equal"):
+        Preference(chosen=chosen, rejected=rejected)({})
 
 
 def test_equal_words_of_a_template_and_of_a_field_are_not_shared():

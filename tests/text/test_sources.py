@@ -102,7 +102,7 @@ def test_an_error_of_the_system_is_not_told_as_damage(tmp_path, monkeypatch):
     def fail(path):
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(source, "_open", fail)
+    monkeypatch.setattr(source.format, "_open", fail)
     with pytest.raises(OSError, match="Too many open files"):
         list(source)
 

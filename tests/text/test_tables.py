@@ -71,9 +71,9 @@ def test_columns_that_nobody_asks_for_are_not_read_and_stop_nothing(kind, tmp_pa
     source = write_table(tmp_path / f"a.{kind}", table)
     rows = list(source)
     assert [row["text"] for row in rows] == ["a", "b", "c"]
-    assert source._asked == {"text"}
+    assert source.format._asked == {"text"}
     assert templates.fill(lambda row: [(row["text"], 1.0)], rows[0])["inputs"] == [[("a", 1.0, {})]]
-    assert source._asked == {"text"}
+    assert source.format._asked == {"text"}
     assert (len(rows[0]), list(rows[0])[2]) == (6, "bad")
     assert ("bad" in rows[0], "none" in rows[0]) == (True, False)
     for name in ("when", "day", "bad"):
@@ -94,10 +94,10 @@ def test_a_row_group_is_read_in_batches_and_goes_on_when_other_columns_are_asked
     table = pa.table({name: [f"{name} {row} " * 9 for row in range(300)] for name in "abc"})
     source = write_table(tmp_path / "a.parquet", table, rows=300, use_dictionary=False)
     reads = []
-    file = source._open_file(source.files[0])
+    file = source.format.open_file(source.files[0])
     read = file.read
-    source._latest = (
-        source._latest[0],
+    source.format._latest = (
+        source.format._latest[0],
         file._replace(read=lambda *how: reads.append(how) or read(*how)),
     )
     due = table.to_pylist()

@@ -299,12 +299,78 @@ def lower_case(place):
     return HuggingFace(place / "lower.json", begin=False, end=False)
 
 
+LONG_TEXTS = [
+    "word other  thing\n\n\tand 123456 more, 'tis. " * 60,
+    " ".join(f"{n * n}" for n in range(900)),
+    "日本語 テキスト。" * 200 + " 😀\r\n" * 90,
+    "a" * 3000 + " " * 2000 + "b c",
+    "1234567" * 500,
+]
+
+
+def split_words(place, kind):
+    """A tokenizer whose words are cut as some published ones cut them."""
+    bare = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>"))
+    pattern = r"'s|\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+    steps = {
+        "bytes": tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=True),
+        "digits": tokenizers.pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated"),
+        "spaces": tokenizers.pre_tokenizers.Metaspace(),
+        "whole": None,
+    }
+    if steps[kind] is not None:
+        bare.pre_tokenizer = steps[kind]
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=300, special_tokens=["<unk>"])
+    bare.train_from_iterator([text[:900] for text in LONG_TEXTS], trainer)
+    bare.save(str(place / "t.json"))
+    return HuggingFace(place / "t.json", begin=False, end=False)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "digits", "spaces", "whole"])
+def test_long_texts_have_the_tokens_that_they_have_at_once(kind, tmp_path, monkeypatch):
+    tokenizer, cuts = split_words(tmp_path, kind), []
+    spans = [*LONG_TEXTS, *LONG_TEXTS]
+    inside = [False] * len(LONG_TEXTS) + [True] * len(LONG_TEXTS)
+    due = [each.tolist() for each in tokenizer.encode_spans(spans, inside)]
+    for name, size in (("LONG", 700), ("AROUND", 60)):
+        monkeypatch.setattr(f"pipeline.text.tokenizers.hugging_face.{name}", size)
+    find = HuggingFace._find_cut
+    monkeypatch.setattr(
+        HuggingFace, "_find_cut", lambda *given: cuts.append(find(*given)) or cuts[-1]
+    )
+    assert [each.tolist() for each in tokenizer.encode_spans(spans, inside)] == due
+    assert (len({*cuts}) > 10) == (kind != "whole")
+
+
+def test_long_texts_of_bytes_have_the_tokens_that_they_have_at_once(monkeypatch):
+    for marks in MARKS:
+        due = [[each.tolist() for each in Bytes(*marks).encode_batch([t])] for t in LONG_TEXTS]
+        monkeypatch.setattr("pipeline.text.tokenizers.tokenizer.LONG", 100)
+        found = [[each.tolist() for each in Bytes(*marks).encode_batch([t])] for t in LONG_TEXTS]
+        assert found == due
+        monkeypatch.undo()
+
+
+def test_characters_that_have_no_token_are_said_with_an_example(tmp_path, caplog):
+    vocab = {token: number for number, token in enumerate(["a", "b", "ab", "<s>"])}
+    bare = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, [("a", "b")]))
+    bare.decoder = tokenizers.decoders.Fuse()
+    bare.save(str(tmp_path / "bare.json"))
+    for marks in ({"begin": "<s>", "end": False}, {"begin": False, "end": False}):
+        caplog.clear()
+        tokenizer, records = HuggingFace(tmp_path / "bare.json", **marks), ["ab", "aéb", "b☃", "ba"]
+        folder = tmp_path / f"{marks['begin']}"
+        pipeline.prepare(Records(records), tokenizer, folder, progress=False)
+        assert "2 of 4 records lose characters that the tokenizer has no token for" in caplog.text
+        assert "as 'é', '☃')" in caplog.text
+
+
 def test_text_that_a_tokenizer_cannot_hold_is_counted_or_refused(tmp_path, caplog):
     tokenizer = lower_case(tmp_path)
     records = ["a b", "A b", "a  b", "a zebra", "a b.", "c"] * 20
     prepare = functools.partial(pipeline.prepare, num_workers=0, progress=False)
     prepare(Records(records), tokenizer, tmp_path / "a")
-    assert "43 of the first 64 records change when they are encoded and" in caplog.text
+    assert "80 of 120 records change when they are encoded and" in caplog.text
     assert "the first: record 1: the tokenizer loses text: 'A b' becomes 'a b'" in caplog.text
     for text, sentence in (("a  b", "'a  b' becomes 'a b'"), ("a z", r"'a z' becomes 'a \[UNK\]'")):
         with pytest.raises(ValueError, match=f"record 1: .*{sentence} when it is decoded; give"):

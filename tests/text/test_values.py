@@ -14,6 +14,7 @@ from pipeline.text.sources import JsonLines, Records
 from pipeline.text.templates import Answer, Chat, Preference
 from pipeline.text.tokenizers import Bytes
 from pipeline.text.tokenizers.markup import Markup
+from pipeline.text.values import read_json
 
 NAN = float("nan")
 CODE = "{a} {a.__class__} {{ cycler.__init__.__globals__ }} {% include 'x' %} %s $HOME"
@@ -89,6 +90,12 @@ def test_other_values_are_errors_that_name_record_field_and_kind(
     field = field if template is CHAT else "field 'a'"
     with pytest.raises(ValueError, match=rf"record 0: .*{field} ({sentence})"):
         prepare(Records([record], fingerprint="r"), Bytes(), tmp_path, template=template)
+
+
+def test_a_key_of_many_that_comes_twice_is_found_at_once():
+    pairs = ", ".join(f'"{number}": 0' for number in [*range(300_000), 299_999])
+    with pytest.raises(ValueError, match="it has the key '299999' twice; keep one of the two"):
+        read_json(f"{{{pairs}}}")
 
 
 @pytest.mark.parametrize(

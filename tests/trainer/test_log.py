@@ -7,6 +7,7 @@ import pytest
 from etils import epath
 
 import pipeline
+from configs import quickstart
 from pipeline.history import write_history
 from pipeline.text.sources import Records
 from pipeline.text.tokenizers import Bytes
@@ -107,8 +108,9 @@ def test_a_run_needs_no_tensorboard(tmp_path, monkeypatch, caplog):
 def test_a_held_out_corpus_without_a_loss_is_refused(tmp_path):
     corpus = pipeline.Corpus.from_arrays({"tokens": [[1, 2, 3]], "weights": [[0, 0, 0]]}, tmp_path)
     batches = pipeline.Batches(corpus, pipeline.Plan(corpus.covering(), [pipeline.Bucket(1, 8)]))
+    config = quickstart.get_config()
     with pytest.raises(ValueError, match="no held-out example has a position that carries"):
-        evaluate(batches, lambda _, batch: (0.0, batch["loss_weights"].sum()), None)
+        evaluate(config, batches, lambda _, batch: (0.0, batch["loss_weights"].sum()), None)
 
 
 def test_parameters_for_the_ids_of_another_tokenizer_are_refused(tmp_path):

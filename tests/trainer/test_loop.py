@@ -61,15 +61,14 @@ def test_an_evaluation_is_over_all_positions_whatever_batch_they_are_in():
         return (batch["targets"] * batch["loss_weights"]).sum(), batch["loss_weights"].sum()
 
     sums = 3 + 190 + 36 + 91, 2 + 19 + 8 + 13
-    assert evaluate(batches, step, None) == (*sums, None)
-    assert evaluate(batches, step, None, eval_batches=9, num_threads=2) == (*sums, None)
-    first = batches[0]
-    assert evaluate(batches, step, None, eval_batches=1) == (*step(None, first), None)
-    asked = []
-    assert evaluate(batches, step, None, stop=lambda: not asked.append(1)) is None
+    for count, threads in ((None, 1), (9, 2)):
+        options = ConfigDict({"eval_batches": count, "num_threads": threads})
+        assert evaluate(options, batches, step, None) == (*sums, None)
+    options.eval_batches = 1
+    assert evaluate(options, batches, step, None) == (*step(None, batches[0]), None)
+    options.eval_batches, asked = 2, []
+    assert evaluate(options, batches, step, None, stop=lambda: not asked.append(1)) is None
     assert len(asked) == 1
-    with pytest.raises(ValueError, match="eval_batches is 0; it must be"):
-        evaluate(batches, step, None, eval_batches=0)
 
 
 def test_a_run_weighs_each_held_out_position_once_and_counts_all_its_seconds(config, tmp_path):
@@ -179,7 +178,7 @@ def test_a_signal_ends_an_evaluation_which_the_next_start_makes(
         saved.append(step)
         save(self, step, *arguments, **options)
 
-    def interrupted(batches, step, params, *, stop, **options):
+    def interrupted(config, batches, step, params, *, stop):
         def stop_here():
             if int(params["count"]) == done:
                 asked.append(saved[-1])
@@ -187,7 +186,7 @@ def test_a_signal_ends_an_evaluation_which_the_next_start_makes(
                     signal.raise_signal(signal.SIGTERM)
             return stop()
 
-        return original(batches, step, params, stop=stop_here, **options)
+        return original(config, batches, step, params, stop=stop_here)
 
     with monkeypatch.context() as patch:
         patch.setattr(trainer, "evaluate", interrupted)

@@ -18,27 +18,19 @@ from pipeline.text.ragged import IDS, Ragged, find_lead, measure
 from pipeline.text.sources.source import Block, text_of, with_place
 from pipeline.text.templates import Template
 from pipeline.text.templates.template import traits_of
-from pipeline.text.tokenizers.tokenizer import extend
-from pipeline.text.values import collect_notes, count_bytes
+from pipeline.text.values import count_bytes, take_notes
 
-# By what is not trained on: how many records have it, of how many that were looked at (0: all),
-# and the first of them.
-Notes: TypeAlias = dict[str, tuple[int, int, str]]
+# By what is not trained on: how many records have it, and the first of them.
+Notes: TypeAlias = dict[str, tuple[int, str]]
 
-# The records of a block, at most, whose tokens are compared with their text, and their characters.
-COMPARED, CHARACTERS = 64, 1 << 16
 SILENT = "have no loss on any token; they are in no batch of training"
-UNPARSED = "have a mark that stays text"
-CHANGED = "change when they are encoded and decoded again"
-TWICE = "have the begin or end mark of the tokenizer twice"
-ONCE = "remove it from the template, or give the tokenizer begin=False or end=False"
 
 
 def add_notes(notes: Notes, more: Mapping[str, Any]) -> Notes:
     """`notes` with the counts of later records added."""
-    for about, (count, of, first) in more.items():
-        before, of_before, earlier = notes.get(about, (0, 0, ""))
-        notes[about] = before + count, of_before + of, earlier or first
+    for about, (count, first) in more.items():
+        before, earlier = notes.get(about, (0, ""))
+        notes[about] = before + count, earlier or first
     return notes
 
 
@@ -58,35 +50,38 @@ class Piece(NamedTuple):
     notes: Notes
 
 
-def encode_block(job: Job, block: Block, *, compare: bool = False) -> "Piece":
+def encode_block(job: Job, block: Block) -> "Piece":
     """The examples of a block; those of records that failed are empty.
 
-    Unless `on_error` is "skip", the first failure that is found is raised. With `compare`, the
-    tokens of the first records are compared with their text.
+    Unless `on_error` is "skip", the first failure that is found is raised.
     """
     if not block.records:
         return Piece({}, [], block.next, {})
-    of_block = _OfBlock(job, block)
-    examples, failed = of_block.encode(compare), []
-    for number, error in of_block.failed.items():
+    encoder = BlockEncoder(job, block)
+    examples, failed = encoder.encode(), []
+    for number, error in encoder.failed.items():
         named = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
         reason = {"example": number * job.nodes, "reason": f"{named}{error}"}
         if not isinstance(error, templates.LeftOut):
             failed.append(block.place(number) | reason)
-    return Piece(examples, failed, block.next, of_block.notes)
+    return Piece(examples, failed, block.next, encoder.notes)
 
 
-class _OfBlock:
+class BlockEncoder:
     """The tokenisation of one block.
 
     Attributes:
+        items: by number of record and by side, its text, or the spans of each of its nodes.
         failed: by number, why records have no example: the first error of each.
         notes: of the records.
+        template_notes: what the template leaves out of them, if that is collected.
     """
 
     def __init__(self, job: Job, block: Block):
         self._job, self._block = job, block
         self._tokenizer: Any = job.tokenizer  # None: there is no side of tokens
+        self.items: list[dict[str, Any]] = []
+        self.template_notes: Notes = {}
         self.failed: dict[int, Exception] = {}
         self.notes: Notes = {}
 
@@ -95,24 +90,19 @@ class _OfBlock:
         if isinstance(error, OSError | MemoryError):  # not the fault of the record
             raise error
         if isinstance(error, templates.LeftOut):
-            self._note(f"{error}; they are left out", "", number)
+            add_notes(self.notes, {f"{error}; they are left out": (1, self._place(number))})
         elif self._job.on_error == "raise" and number not in self.failed:
             raise with_place(error, self._block.where(number))
         self.failed.setdefault(number, error)
 
-    def encode(self, compare: bool) -> dict[str, Ragged]:
+    def encode(self) -> dict[str, Ragged]:
         """The examples by side; those of records that failed have no tokens or arrays."""
         job, records = self._job, self._block.records
-        items, noted = list[dict[str, Any]](), collect_notes()
         for number in range(len(records)):
-            noted.inspecting = compare and number < COMPARED
-            items.append(self._prepare(number))
-            for about, example in noted.items():
-                self._note(about, example, number)
-            noted.clear()
-        if compare:
-            looked = (0, min(len(records), COMPARED), "")
-            add_notes(self.notes, dict.fromkeys(noted.sampled, looked))
+            self.items.append(self._prepare(number))
+            for about, example in take_notes().items():
+                add_notes(self.template_notes, {about: (1, self._place(number, example))})
+        items = self.items
         chunks: dict[str, Ragged] = {}
         for task in job.tasks:
             of_side = [item[task.side] for item in items]
@@ -133,16 +123,13 @@ class _OfBlock:
                 above = np.tile(np.arange(job.nodes, dtype=np.int32), len(records))
                 columns[ABOVE] = Column(job.columns[ABOVE], above)
             chunks[task.side] = dataclasses.replace(chunk, columns=columns)
-        if compare:
-            self._compare(items, chunks)
         chunks = self._read_features(items, chunks)
         for task in job.tasks:
             chunk = self._empty_failed(chunks[task.side])
             loss = chunk.weights if job.nodes == 1 else None  # a prefix never has any
             silent = task.find_silent(chunk.counts, loss)
             if len(silent):
-                place = self._block.where(int(silent[0]), count=False)
-                add_notes(self.notes, {SILENT: (len(silent), 0, place)})
+                add_notes(self.notes, {SILENT: (len(silent), self._place(int(silent[0])))})
             ids = Column(TOKEN_IDS, chunk.flat.astype(np.int32, copy=False))  # which fit by now
             columns = {**chunk.columns, TOKENS: ids}
             chunks[task.side] = dataclasses.replace(chunk, columns=columns)
@@ -165,11 +152,10 @@ class _OfBlock:
             self._fail(number, error)
             return self._nothing
 
-    def _note(self, about: str, example: str, number: int) -> None:
-        """Counts a record in the notes, with its place if it is the first."""
+    def _place(self, number: int, example: str = "") -> str:
+        """The place of a record, and an example from it."""
         place = self._block.where(number, count=False)  # or each record would cost a reading
-        where = ": ".join(filter(None, [place, example]))
-        add_notes(self.notes, {about: (1, 0, where)})
+        return ": ".join(filter(None, [place, example]))
 
     @functools.cached_property
     def _of_spans(self) -> dict[str, dict[str, Feature]]:
@@ -242,60 +228,6 @@ class _OfBlock:
                 "below 2**31"
             ),
         )
-
-    def _compare(self, items: Sequence[Mapping[str, Any]], chunks: Mapping[str, Ragged]) -> None:
-        """Notes records whose tokens do not decode to their text, and marks that stay text."""
-        size, compared, characters, ids = self._job.nodes, 0, 0, dict[str, list[np.ndarray]]()
-        for side, chunk in chunks.items():
-            counts = chunk.counts[: COMPARED * size]
-            ids[side] = np.split(chunk.flat[: counts.sum()], np.cumsum(counts)[:-1])
-        for number, item in enumerate(items[:COMPARED]):
-            if number in self.failed:
-                continue
-            nodes = {
-                side: item[side] if self._job.fields is None else [[(item[side],)]] for side in ids
-            }
-            characters += sum(len(t) for each in nodes.values() for s in each for t, *_ in s)
-            if characters > CHARACTERS and compared:
-                break
-            compared += 1
-            for side, spans in nodes.items():
-                self._compare_one(spans, ids[side][number * size : (number + 1) * size], number)
-        add_notes(self.notes, dict.fromkeys((UNPARSED, CHANGED, TWICE), (0, compared, "")))
-
-    def _compare_one(self, nodes: Sequence[Any], own: list[np.ndarray], number: int) -> None:
-        """Compares the ids of the nodes of a record, of one side, with their spans."""
-        tokenizer = self._tokenizer
-        known = extend(tokenizer)
-        texts = ["".join(text for text, *_ in spans) for spans in nodes]
-        if slots := [t.id for spans in nodes for t, *_ in spans if isinstance(t, templates.Slots)]:
-            own = [each[~np.isin(each, slots)] for each in own]
-        unparsed = map(known.find_unparsed, (text for spans in nodes for text, *_ in spans))
-        if found := next(filter(None, unparsed), None):
-            example, is_own = found
-            # The text of a record is text as it should be, and `strict` allows it.
-            (self._differ if is_own else self._note)(UNPARSED, example, number)
-        wholes = [(texts[0], own[0])]
-        if len(nodes) > 1:  # a continuation goes on from its prefix
-            pairs = zip(texts[1:], own[1:], strict=True)
-            wholes = [(texts[0] + text, np.append(own[0], each)) for text, each in pairs]
-        decoded = ((text, known.spell(each)) for text, each in wholes)
-        if changed := next((pair for pair in decoded if pair[0] != pair[1]), None):
-            self._differ(CHANGED, _describe_change(*changed), number)
-        marks = [tokenizer.begin_id] * 2, [tokenizer.end_id] * 2
-        if own[0][:2].tolist() == marks[0] or own[-1][-2:].tolist() == marks[1]:
-            self._note(TWICE, ONCE, number)
-
-    def _differ(self, about: str, example: str, number: int) -> None:
-        """Notes, or with `strict` refuses, a record that the tokenizer cannot hold."""
-        if self._job.strict:
-            raise with_place(
-                InvalidValue(
-                    f"{example}; give another tokenizer, or train on this text without strict"
-                ),
-                self._block.where(number),
-            )
-        self._note(about, example, number)
 
     def _require_equal_weights(self, counts: np.ndarray, weights: np.ndarray) -> None:
         """Refuses weights other than 1, except for that of a begin mark, which is 0."""
@@ -398,14 +330,6 @@ class _OfBlock:
         }
         texts = None if chunk.text_bytes is None else chunk.text_bytes * stays
         return Ragged(chunk.counts * stays, columns, texts)
-
-
-def _describe_change(text: str, decoded: str) -> str:
-    """The first difference of two texts, and what is around it."""
-    pairs = enumerate(zip(text, decoded, strict=False))
-    at = next((n for n, (one, other) in pairs if one != other), min(len(text), len(decoded)))
-    before, after = (each[max(at - 20, 0) : at + 20] for each in (text, decoded))
-    return f"the tokenizer loses text: {before!r} becomes {after!r} when it is decoded"
 
 
 def _zeros(feature: Feature, sizes: Sequence[int]) -> list[np.ndarray]:

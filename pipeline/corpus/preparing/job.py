@@ -5,7 +5,6 @@ import functools
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias, cast, get_args
 
-from pipeline.corpus.groups import add_parents
 from pipeline.corpus.tasks import (
     A_TASK,
     ARRAYS,
@@ -14,6 +13,7 @@ from pipeline.corpus.tasks import (
     OF_PAIRS,
     TARGETS,
     Task,
+    add_parents,
     divide_features,
 )
 from pipeline.errors import InvalidType, InvalidValue, require_one_of, require_type
@@ -52,8 +52,8 @@ class Job:
         task: decides the fields and the lengths; see `pipeline.corpus.tasks`.
         on_error: "raise" (default) ends the work at a record that fails. "skip" makes it an example
             without tokens, which no batch has, and lists it in `skipped.jsonl`.
-        strict: whether a record fails if its tokens do not decode to its text, among the first of
-            each shard, rather than being counted.
+        strict: whether it is an error if the tokens of a record do not decode to its text, in a
+            sample of the records, rather than being counted.
         loss: the side of arrays that carries the loss, if one does; see `Sides`.
 
     Raises:

@@ -19,15 +19,18 @@ from etils import epath
 from tqdm import tqdm
 
 from pipeline.corpus.corpus import Corpus
-from pipeline.corpus.groups import Groups
-from pipeline.corpus.pairs import Pairs, as_sides
+from pipeline.corpus.interface import AnyCorpus, read_as
+from pipeline.corpus.pairs import as_sides
 from pipeline.corpus.preparing.block import Notes, add_notes
+from pipeline.corpus.preparing.inspect import inspect
 from pipeline.corpus.preparing.job import Job, OnError
 from pipeline.corpus.preparing.processes import Engine, Processes, refuse_import
 from pipeline.corpus.preparing.work import Work
+from pipeline.corpus.sides import Sides
 from pipeline.corpus.stored.directory import BESIDE, MANIFEST, PART_NAME, SHARDS, SKIPPED, TEMPORARY
 from pipeline.corpus.stored.log import (
     finish,
+    list_records,
     parts_of,
     read_counts,
     record_path,
@@ -74,7 +77,7 @@ def prepare(
     num_workers: int | None = None,
     engine: Engine | None = None,
     progress: bool = True,
-) -> Corpus:
+) -> AnyCorpus:
     """The corpus of `source`, tokenised into `directory`; opened at once if it is there already.
 
     It may be killed at any time: run again, it keeps finished parts, does the rest, and makes the
@@ -92,8 +95,8 @@ def prepare(
         features: the features of examples, by name. If some are of sides, `Sides` are returned.
         task: decides the fields and the lengths.
         on_error: "raise" (default) or "skip", for records that fail.
-        strict: whether text that the tokenizer cannot hold, among the first records, is an error;
-            by default it is counted and logged.
+        strict: whether text that the tokenizer cannot hold, in a sample of the records, is an
+            error; by default it is counted and logged.
         loss: the side of arrays that carries the loss, if one does; see `Sides`.
         num_workers: processes to tokenise in; 0 or 1 mean this one. By default as many as there are
             CPUs, if the source has as many shards. They start by `spawn`, so a script must guard
@@ -131,7 +134,7 @@ def prepare_pairs(
     *,
     fields: tuple[str | Template, str | Template] = ("inputs", "targets"),
     **options: Unpack[PrepareOptions],
-) -> Pairs:
+) -> Sides:
     """The pairs of `source`, for sequence to sequence: `prepare` with the template `Pair`.
 
     Args:
@@ -143,7 +146,9 @@ def prepare_pairs(
         **options: as for `prepare`.
     """
     pair = Pair.of(fields)
-    return prepare(source, tokenizer, directory, template=pair, **options)  # type: ignore[return-value]
+    made = prepare(source, tokenizer, directory, template=pair, **options)
+    assert isinstance(made, Sides)
+    return made
 
 
 def prepare_share(
@@ -176,7 +181,10 @@ def prepare_share(
         return
     refuse_import()
     work.declare()
-    mine = list(enumerate(job.records.shards()))[number::shares]
+    shards = job.records.shards()
+    if number == 0 or job.strict:
+        _inspect(work, shards)
+    mine = list(enumerate(shards))[number::shares]
     name = f"share {number} of {shares}"
     _run(engine or Processes(), work, mine, name=name, progress=progress)
     with _discarding(work):
@@ -190,7 +198,7 @@ def prepare_job(
     num_workers: int | None = None,
     engine: Engine | None = None,
     progress: bool = True,
-) -> Corpus:
+) -> AnyCorpus:
     """The corpus of a recipe; options and errors are those of `prepare`."""
     if engine is not None and num_workers is not None:
         raise InvalidValue(
@@ -217,9 +225,9 @@ def prepare_job(
         require_same_origin(work.places[side], corpus.origin, origin)
         corpus.require_task(job.task_of(side))
     if not job.is_single:
-        return as_sides(made, job.loss)  # type: ignore[return-value]
+        return as_sides(made, job.loss)
     (corpus,) = made.values()
-    return Groups(corpus) if job.nodes > 1 else corpus  # type: ignore[return-value]
+    return read_as(corpus)
 
 
 def _as_directory(directory: epath.PathLike) -> epath.Path:
@@ -231,12 +239,36 @@ def _as_directory(directory: epath.PathLike) -> epath.Path:
 def _prepare(work: Work, engine: Engine, progress: bool) -> None:
     manifests, shards = work.declare(), work.job.records.shards()
     work.job.require_unchanged()  # such as one whose fingerprint is never the same twice
+    _inspect(work, shards)
     _run(engine, work, list(enumerate(shards)), name="preparing", progress=progress)
     try:
         _finish(work, manifests, len(shards), engine)
     except (OSError, ValueError, InvalidState):
         if not work.finished:  # else another process has finished it
             raise
+
+
+def _inspect(work: Work, shards: Sequence[Shard]) -> None:
+    """Says what a sample of the records has, once: not when the work goes on after an end."""
+    if work.job.strict or not list_records(work.last):
+        with _explaining(work):
+            inspect(work.job, shards).log()
+
+
+@contextlib.contextmanager
+def _explaining(work: Work) -> Iterator[None]:
+    """Tells why reading failed: because the source was edited, or of a lack of memory."""
+    try:
+        yield
+    except (OSError, ValueError):
+        with _discarding(work):
+            work.job.require_unchanged()  # or that is why
+        raise
+    except MemoryError as error:
+        raise DoesNotFit(
+            "there is not enough memory to tokenise; use fewer workers, or divide the longest "
+            f"records ({error or 'MemoryError'}). Finished work is kept; run again to finish"
+        ) from error
 
 
 def _run(
@@ -251,27 +283,18 @@ def _run(
     # In a log file, a line now and then is enough.
     options |= {"mininterval": 0.2 if sys.stderr.isatty() else 10, "disable": not progress}
     every, started = 0, time.monotonic()
-    try:
-        with (
-            _Bar(desc=name, **options) as bar,
-            contextlib.closing(engine.run(work, list(missing.items()))) as results,
-        ):
-            for number, tokens in results:
-                every += tokens
-                rate = every / max(time.monotonic() - started, 1e-9)
-                postfix = f"{every / 1e6:,.1f} M tokens, {rate / 1e6:.2f} M/s"
-                bar.set_postfix_str(postfix, refresh=False)
-                if shard := missing.pop(number, None):  # else repeated by the engine
-                    bar.update(shard.bytes)
-    except (OSError, ValueError):
-        with _discarding(work):
-            work.job.require_unchanged()  # or that is why
-        raise
-    except MemoryError as error:
-        raise DoesNotFit(
-            "there is not enough memory to tokenise; use fewer workers, or divide the longest "
-            f"records ({error or 'MemoryError'}). Finished work is kept; run again to finish"
-        ) from error
+    with (
+        _explaining(work),
+        _Bar(desc=name, **options) as bar,
+        contextlib.closing(engine.run(work, list(missing.items()))) as results,
+    ):
+        for number, tokens in results:
+            every += tokens
+            rate = every / max(time.monotonic() - started, 1e-9)
+            postfix = f"{every / 1e6:,.1f} M tokens, {rate / 1e6:.2f} M/s"
+            bar.set_postfix_str(postfix, refresh=False)
+            if shard := missing.pop(number, None):  # else repeated by the engine
+                bar.update(shard.bytes)
 
 
 def _finish(work: Work, manifests: Mapping[str, Manifest], shards: int, engine: Engine) -> None:
@@ -334,10 +357,8 @@ def _describe_notes(records: Sequence[Mapping[str, Any]], every: int) -> list[st
     """A sentence for each kind of note, with the number of records and the first of them."""
     notes: Notes = functools.reduce(add_notes, (each.get("notes", {}) for each in records), {})
     return [
-        f"{count:,} of {'the first ' * bool(of)}{counted(of or every, 'record')} {about}; "
-        f"the first: {first}"
-        for about, (count, of, first) in notes.items()
-        if count
+        f"{count:,} of {counted(every, 'record')} {about}; the first: {first}"
+        for about, (count, first) in notes.items()
     ]
 
 

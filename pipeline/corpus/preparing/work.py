@@ -208,8 +208,9 @@ def divide(job: Job, blocks: Iterable[Block], most: tuple[int, int]) -> Iterator
     """
     held: list[Piece] = []  # one of each block that is in no part yet
     full = 0  # how many of them make a full part
-    for number, block in enumerate(blocks):
-        held.append(encode_block(job, block, compare=number == 0))
+    for block in blocks:
+        held.append(encode_block(job, block))
+        block.records.clear()  # a text may be very long
         if full and _reaches(held[full:], most, REST):
             yield _join(held[:full])
             held, full = held[full:], 0

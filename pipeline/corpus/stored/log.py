@@ -47,7 +47,7 @@ RECORD = re.compile(r"(\d{6,})-(\d{5,})\.json")
 # Names of records, including temporary ones.
 NAMES = re.compile(rf"{RECORD.pattern}|\.{RECORD.pattern}\.[0-9a-f]+\.tmp")
 # The number of parts whose lengths are read at once.
-TOGETHER = 256
+PARTS_AT_ONCE = 256
 
 # The number of a shard, and that of a part in it.
 Key: TypeAlias = tuple[int, int]
@@ -91,8 +91,8 @@ def read_counts(directory: epath.Path, parts: Sequence[Part], task: Task) -> lis
         ValueError: a part is missing, or its lengths changed.
     """
     found: list[np.ndarray] = []
-    for at in range(0, len(parts), TOGETHER):
-        group = parts[at : at + TOGETHER]
+    for at in range(0, len(parts), PARTS_AT_ONCE):
+        group = parts[at : at + PARTS_AT_ONCE]
         paths = [directory / part.file for part in group]
         try:
             begins = [part.offsets for part in group]

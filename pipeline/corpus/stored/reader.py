@@ -253,9 +253,11 @@ class Reader(Handles):
         if (seen := file.part.tokens) != (due := tokens.part.tokens):
             return f"it has values for {seen:,} tokens, and {tokens.part.file} has {due:,}"
         first = int(self._first[number])
-        lengths = self._lengths[first : first + len(tokens.counts)]
+        lengths = self._lengths[first : first + tokens.part.examples]
         if file.part.examples != len(lengths):
             return f"it has {file.part.examples:,} examples, not {len(lengths):,}"
+        if file.offsets is None:  # of features of examples alone
+            return ""
         for at in np.flatnonzero(self.task.lengths(tokens.counts) != lengths)[:1]:
             return (
                 f"example {first + at:,} has {tokens.counts[at]:,} tokens by its offsets, and "

@@ -46,7 +46,7 @@ from pipeline.text.ragged import Buffer, Ragged
 from pipeline.text.tokenizers import Tokenizer
 
 # The origin of a corpus that is made from arrays.
-ARRAYS: dict[str, str | None] = {"source": None, "tokenizer": None, "field": None}
+NO_ORIGIN: dict[str, str | None] = {"source": None, "tokenizer": None, "field": None}
 
 
 class Writer:
@@ -97,10 +97,10 @@ class Writer:
         if tokenizer is not None:
             require_type("tokenizer", tokenizer, "fingerprint", "one, as tokenizers.Bytes()")
         self.directory, self._task, self._tokenizer = as_path(directory), task, tokenizer
-        known, origin = task.check(features), ARRAYS
+        known, origin = task.check(features), NO_ORIGIN
         vocab_size = None if vocab_size is None else require_whole("vocab_size", vocab_size, 1)
         if tokenizer is not None:
-            origin = ARRAYS | {"tokenizer": tokenizer.fingerprint}
+            origin = NO_ORIGIN | {"tokenizer": tokenizer.fingerprint}
             vocab_size = vocab_size or tokenizer.vocab_size
         self._manifest = Manifest(task=task.name, origin=origin, vocab_size=vocab_size)
         self._sealed: list[Part] = []

@@ -12,8 +12,7 @@ from pipeline.corpus.tokens.token_files import Lists, TokenFiles, as_local, sign
 from pipeline.errors import InvalidValue
 from pipeline.text.features import TOKENS, WEIGHTS, Feature, check_features
 from pipeline.text.ragged import require_weights
-from pipeline.text.sources import ArrowFiles, files
-from pipeline.text.sources.tables import is_saved, saved_files
+from pipeline.text.sources import ArrowFiles, files, is_saved, saved_files
 
 # Columns that say on which ids to train, as several programs name them. The last has the number of
 # ids of the prompt.

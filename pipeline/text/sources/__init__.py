@@ -17,7 +17,7 @@ from pipeline.errors import InvalidValue, name_some
 from pipeline.text.sources.files import Paths, find
 from pipeline.text.sources.lines import JsonLines, TextFiles
 from pipeline.text.sources.source import Records, Sharded, Source
-from pipeline.text.sources.tables import ArrowFiles, ParquetFiles
+from pipeline.text.sources.tables import ArrowFiles, ParquetFiles, Tables, is_saved, saved_files
 
 __all__ = [
     "ArrowFiles",
@@ -26,8 +26,11 @@ __all__ = [
     "Records",
     "Sharded",
     "Source",
+    "Tables",
     "TextFiles",
+    "is_saved",
     "open_files",
+    "saved_files",
 ]
 
 # What may follow the extension, before which a shard has its `-00000-of-00010`. Content that cannot

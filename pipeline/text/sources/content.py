@@ -62,12 +62,18 @@ def _unpack_zstd(packed: IO[bytes]) -> Iterator[bytes]:
         raise EOFError("the last frame has no end")
 
 
-# How a file with these first bytes is packed.
+# How a file with these first bytes is packed. Signs are as long as they can be, since a text may
+# begin with the same letters: of bzip2, that of its first block, or of its end if it is empty.
 PACKINGS: dict[bytes, Packing] = {
     b"\x1f\x8b\x08": ("gzip", lambda packed: gzip.GzipFile(fileobj=packed)),
     b"\x28\xb5\x2f\xfd": ("zstd", _unpack_zstd),
-    b"BZh": ("bzip2", bz2.BZ2File),
 }
+for _level in b"123456789":
+    for _block in (b"1AY&SY", b"\x17rE8P\x90"):
+        PACKINGS[b"BZh%c" % _level + _block] = ("bzip2", bz2.BZ2File)
+
+# What a tar archive has after the name of its first file.
+TARS = (b"ustar\x0000", b"ustar  \0")
 
 _UNPACK = "unpack it first, since only gzip, bzip2 and zstd are read"
 _RECODE = "convert it to UTF-8, for example with iconv -f {0} -t UTF-8"
@@ -85,24 +91,27 @@ OTHERS = {
     b"\xfe\xff": ("UTF-16", _RECODE.format("UTF-16")),
     b"version https://git-lfs.github.com/spec/": ("a Git LFS pointer", "run git lfs pull"),
     b"/annex/objects/": ("a git-annex pointer", "run git annex get"),
-    b"PAR1": ("Parquet", "name it .parquet, or give the kind parquet"),
-    b"ARROW1": ("an Arrow file", "name it .arrow, or give the kind arrow"),
+    b"PAR1\x15": ("Parquet", "name it .parquet, or give the kind parquet"),
+    b"ARROW1\0\0": ("an Arrow file", "name it .arrow, or give the kind arrow"),
     b"\xff\xff\xff\xff": ("an Arrow stream", "name it .arrow, or give the kind arrow"),
     b"\x93NUMPY": ("a NumPy array", "give token ids to InPlace.npy or Corpus.from_arrays"),
     b"SQLite format 3\0": ("an SQLite database", "export its rows as JSON lines"),
     b"\x89HDF": ("HDF5", "export its rows as JSON lines"),
-    b"%PDF-": ("a PDF", "extract its text first"),
     b"\x1f\x9d": ("compressed as .Z", _UNPACK),
     b"7z\xbc\xaf\x27\x1c": ("a 7z archive", _UNPACK),
     b"Rar!\x1a\x07": ("a RAR archive", _UNPACK),
-    b"LITPKDS": ("a packed file of LitGPT or TinyLlama", "give files of ids alone"),
+    b"LITPKDS\0": ("a packed file of LitGPT or TinyLlama", "give files of ids alone"),
+    b"LITPKDS\1": ("a packed file of LitGPT or TinyLlama", "give files of ids alone"),
 }
+for _version in (*(b"1.%d" % each for each in range(8)), b"2.0"):
+    for _end in (b"\n", b"\r", b" \n", b" \r"):
+        OTHERS[b"%PDF-" + _version + _end] = ("a PDF", "extract its text first")
 
 
 def _find_packing(head: bytes) -> Packing | None:
     """How a file with these first bytes is packed; None: it is not."""
     for magic, packing in PACKINGS.items():
-        if head.startswith(magic):
+        if head.startswith(magic) or (len(head) > 2 and magic.startswith(head)):  # cut short
             return packing
     if head[1:4] == b"\x2a\x4d\x18" and head[0] >> 4 == 5:  # a frame to skip, before others
         return PACKINGS[b"\x28\xb5\x2f\xfd"]
@@ -116,7 +125,7 @@ def describe(head: bytes) -> str:
     for magic, (what, advice) in OTHERS.items():
         if head.startswith(magic):
             return f"It is {what}; {advice}"
-    return "It is a tar archive; unpack it first" if head[257:262] == b"ustar" else ""
+    return "It is a tar archive; unpack it first" if head[257:265] in TARS else ""
 
 
 def read_head(path: epath.Path) -> bytes:
@@ -128,7 +137,7 @@ def read_head(path: epath.Path) -> bytes:
 def describe_binary(head: bytes) -> str:
     """Like `describe`, of a file of numbers, whose first ones may be like the shortest signs."""
     kinds = {magic: (name, "unpack it first") for magic, (name, _) in PACKINGS.items()} | OTHERS
-    signs = (magic for magic in kinds if len(magic) > 2 and b"\0" not in magic)
+    signs = (magic for magic in kinds if len(magic) > 2 and b"\0" not in magic[:4])
     found = next(filter(head.startswith, signs), None)
     return "" if found is None else f"It is {'; '.join(kinds[found])}"
 

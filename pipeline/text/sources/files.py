@@ -8,7 +8,7 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
 from etils import epath
@@ -25,8 +25,8 @@ from pipeline.errors import (
 from pipeline.fs import objects
 from pipeline.fs.atomic import as_path, is_local
 from pipeline.fs.objects import ObjectPath
-from pipeline.text.sources.content import describe, is_packed, read_head
-from pipeline.text.sources.source import Shard, Sharded, shard_bytes
+from pipeline.text.sources.content import describe, read_head
+from pipeline.text.sources.source import Piece, Shard, Sharded, shard_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -39,20 +39,62 @@ Stamp: TypeAlias = tuple[int, int | str]
 Paths = str | os.PathLike | Sequence[str | os.PathLike]
 
 
-class FileSource(Sharded):
-    """A source that reads files; the base of one class for each format.
+class Format(Protocol):
+    """How the files of a kind are read; it pickles."""
+
+    @property
+    def name(self) -> str:
+        """Its name in messages."""
+        ...
+
+    @property
+    def prefix(self) -> str:
+        """The beginning of fingerprints; it has the options that decide the records."""
+        ...
+
+    @property
+    def unit(self) -> str:
+        """What counts within a file; see `Block`."""
+        ...
+
+    def is_whole(self, path: epath.Path) -> bool:
+        """Whether a file belongs to the shard in which it begins, as it is read from its start."""
+        ...
+
+    def read(
+        self, path: epath.Path, begin: int, end: int, start: Any, size: int
+    ) -> Iterator[Piece]:
+        """The records of a file that begin at bytes from `begin` on and before `end`.
+
+        About `size` bytes at once, from the `next` of a piece on; `start` None: from the first.
+        """
+        ...
+
+
+class Files(Sharded):
+    """Records of files of a format.
 
     All files lie end to end on one axis of bytes, which is cut into equal shards. A span of a shard
     is the number of a file, and the bytes there at which its records begin.
+
+    Args:
+        format: how the files are read.
+        paths: names or globs, one or several.
     """
 
-    format: str  # the name of the format in messages
-    prefix: str  # of fingerprints
-
-    def __init__(self, paths: Paths):
-        self.files = leave_out_repeats(find(paths))
+    def __init__(self, format: Format, paths: Paths):
+        self.format, self.files = format, leave_out_repeats(find(paths))
         # The stamps of the files when the fingerprint was first computed, and their digest.
         self._known: tuple[list[Stamp], str] | None = None
+
+    @property
+    def unit(self) -> str:  # type: ignore[override]  # others have an attribute
+        """See `Block`."""
+        return self.format.unit
+
+    def _read_span(self, span: Any, start: Any, size: int) -> Iterator[Piece]:
+        file, begin, end = span
+        return self.format.read(self.files[file], begin, end, start, size)
 
     @property
     def fingerprint(self) -> str:
@@ -71,11 +113,7 @@ class FileSource(Sharded):
                     f"{then[0]:,} bytes, and {seen}. Let nothing write to files while they are "
                     "read, and open the source again"
                 )
-        return f"{self.prefix}-{self._known[1]}"
-
-    def _is_whole(self, file: int) -> bool:
-        """Whether a file belongs to the shard in which it begins, as it is read from its start."""
-        return is_packed(self.files[file])
+        return f"{self.format.prefix}-{self._known[1]}"
 
     def shards(self) -> list[Shard]:
         """See `Sharded`; the sizes of the files decide them, and whether large ones are packed."""
@@ -85,7 +123,7 @@ class FileSource(Sharded):
         for file, size in enumerate(sizes):
             first = at // step
             last = (at + max(size, 1) - 1) // step
-            last = first if last > first and self._is_whole(file) else last
+            last = first if last > first and self.format.is_whole(self.files[file]) else last
             for shard in range(first, last + 1):
                 begin = max(shard * step - at, 0)
                 end = size if shard == last else (shard + 1) * step - at
@@ -93,25 +131,26 @@ class FileSource(Sharded):
             at += size
         return [Shard(each, sum(end - begin for _, begin, end in each)) for each in spans.values()]
 
-    def _guard(self, path: epath.Path, function: Callable, *arguments: Any) -> Any:
-        """The result of a library's function; its errors become one that names the file."""
-        try:
-            return function(*arguments)
-        except (pa.ArrowException, OSError, RuntimeError, StopIteration, ValueError) as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise  # from the system, not from the content
-            found = describe(read_head(path))
-            if isinstance(error, UnicodeEncodeError):
-                found = "Its name is not UTF-8; rename it"
-            elif not found or self.format in found:
-                found = "It is damaged or of another format; fetch it again, or check its name"
-            raise InvalidValue(
-                f"{os.fspath(path)} cannot be read as {self.format}: {error}. {found}"
-            ) from error
-
     def __str__(self) -> str:
         more = f" and {len(self.files) - 1:,} more" if len(self.files) > 1 else ""
-        return f"{self.format} of {os.fspath(self.files[0])}{more}"
+        return f"{self.format.name} of {os.fspath(self.files[0])}{more}"
+
+
+def guard(path: epath.Path, format: str, function: Callable, *arguments: Any) -> Any:
+    """The result of a library's function; its errors become one that names the file."""
+    try:
+        return function(*arguments)
+    except (pa.ArrowException, OSError, RuntimeError, StopIteration, ValueError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # from the system, not from the content
+        found = describe(read_head(path))
+        if isinstance(error, UnicodeEncodeError):
+            found = "Its name is not UTF-8; rename it"
+        elif not found or format in found:
+            found = "It is damaged or of another format; fetch it again, or check its name"
+        raise InvalidValue(
+            f"{os.fspath(path)} cannot be read as {format}: {error}. {found}"
+        ) from error
 
 
 def find(paths: Paths) -> list[epath.Path]:

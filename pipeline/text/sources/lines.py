@@ -4,33 +4,48 @@ import contextlib
 import math
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import IO, Any
+
+from etils import epath
 
 from pipeline.errors import InvalidValue, require_one_of
 from pipeline.text.sources import files
-from pipeline.text.sources.content import COUNTED, LONGEST, open_text
+from pipeline.text.sources.content import COUNTED, LONGEST, is_packed, open_text
 from pipeline.text.sources.source import Piece
 from pipeline.text.values import read_json
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-class LineSource(files.FileSource):
-    """Records from lines; the base of `TextFiles` and `JsonLines`.
+@dataclass(frozen=True)
+class Lines:
+    """A format with a record in each line; a line belongs to the span in which its first byte is.
 
-    A line belongs to the span in which its first byte is.
+    Attributes:
+        name, prefix, unit: see `files.Format`.
+        parse: the record of the text of a line.
     """
 
-    _parse: Callable[[str], dict[str, Any]]
+    name: str
+    prefix: str
+    parse: Callable[[str], dict[str, Any]]
+    unit: str = "byte"
 
-    def _read_span(self, span: Any, start: Any, size: int) -> Iterator[Piece]:
-        file, begin, end = span
-        name = os.fspath(self.files[file])
+    def is_whole(self, path: epath.Path) -> bool:
+        """See `files.Format`."""
+        return is_packed(path)
+
+    def read(
+        self, path: epath.Path, begin: int, end: float, start: Any, size: int
+    ) -> Iterator[Piece]:
+        """See `files.Format`."""
+        name = os.fspath(path)
         with contextlib.ExitStack() as stack:
             try:
-                content = stack.enter_context(open_text(self.files[file]))
+                content = stack.enter_context(open_text(path))
             except InvalidValue as error:
-                if not self._is_whole(file):
+                if not self.is_whole(path):
                     raise
                 yield Piece(name, [_rest(error)], [0], 0, None)
                 return
@@ -40,35 +55,37 @@ class LineSource(files.FileSource):
                 if isinstance(data, InvalidValue):
                     yield Piece(name, [data], [at], 0, None)
                     return
-                records, places = self._split(data, at)
-                at += len(data)
-                yield Piece(name, records, places, len(data), at if at < end else None)
+                own = self._split(data, at)
+                at, read = at + len(data), len(data)
+                del data  # a line may be very long
+                yield Piece(name, *own, read, at if at < end else None)
 
     def _split(self, data: bytes, at: int) -> tuple[list[Any], list[int]]:
         """The records of some lines that begin at byte `at` of a file, and where each begins."""
         records, places = list[Any](), list[int]()
         for line in data.removesuffix(b"\n").split(b"\n"):
             if line.strip() not in (b"", BYTE_ORDER_MARK):
-                records.append(self._record(line.rstrip(b"\r\n"), at))
+                records.append(_record(line.rstrip(b"\r\n"), at, self.parse))
                 places.append(at)
             at += len(line) + 1
         return records, places
 
-    def _record(self, content: bytes, at: int) -> Any:
-        """The record that begins at byte `at` of a file, or the error of one that is wrong."""
-        try:
-            text = content.decode()
-            # Files that were joined have a byte order mark where each began, and some tools add a
-            # second one. Not "utf-8-sig", whose errors count bytes from after the mark.
-            return self._parse(text.lstrip("\ufeff"))
-        except UnicodeDecodeError as error:
-            return InvalidValue(
-                f"it is not UTF-8: byte {at + error.start:,} of the file is "
-                f"0x{content[error.start]:02x} ({error.reason}). Convert the file to UTF-8, for "
-                "example with iconv"
-            )
-        except InvalidValue as error:
-            return error
+
+def _record(content: bytes, at: int, parse: Callable[[str], dict[str, Any]]) -> Any:
+    """The record that begins at byte `at` of a file, or the error of one that is wrong."""
+    try:
+        text = content.decode()
+        # Files that were joined have a byte order mark where each began, and some tools add a
+        # second one. Not "utf-8-sig", whose errors count bytes from after the mark.
+        return parse(text.lstrip("\ufeff"))
+    except UnicodeDecodeError as error:
+        return InvalidValue(
+            f"it is not UTF-8: byte {at + error.start:,} of the file is "
+            f"0x{content[error.start]:02x} ({error.reason}). Convert the file to UTF-8, for "
+            "example with iconv"
+        )
+    except InvalidValue as error:
+        return error
 
 
 def _rest(error: InvalidValue) -> InvalidValue:
@@ -121,7 +138,60 @@ def _skip_line(content: IO[bytes], begin: int, end: float) -> int:
     return at
 
 
-class TextFiles(LineSource):
+@dataclass(frozen=True)
+class Whole:
+    """A format with a record of each file; see `Lines`."""
+
+    name: str
+    prefix: str
+    parse: Callable[[str], dict[str, Any]]
+    unit: str = ""
+
+    def is_whole(self, path: epath.Path) -> bool:
+        """See `files.Format`."""
+        return True
+
+    def read(
+        self, path: epath.Path, begin: int, end: int, start: Any, size: int
+    ) -> Iterator[Piece]:
+        """See `files.Format`."""
+        data = b""
+        try:
+            with open_text(path) as content:
+                data = content.read(LONGEST)
+                if content.read(1):
+                    raise InvalidValue(f"it holds a text of more than {LONGEST:,} bytes; divide it")
+            record = _record(data, 0, self.parse)
+        except InvalidValue as error:
+            record = error
+        yield Piece(os.fspath(path), [record], [0], len(data), None)
+
+
+def _parse_text(text: str) -> dict[str, Any]:
+    if "\0" in text:
+        raise InvalidValue(
+            "it has NUL bytes, as a crash leaves in a file and as binary files have; remove them"
+        )
+    return {"text": text}
+
+
+def _parse_object(text: str) -> dict[str, Any]:
+    try:
+        record = read_json(text)
+    except InvalidValue as error:
+        raise InvalidValue(
+            f"{error}. Each line must hold one whole JSON object; correct or remove that line, "
+            "or convert an array with jq -c '.[]'"
+        ) from None
+    if not isinstance(record, dict):
+        raise InvalidValue(
+            f"it holds a JSON {type(record).__name__}; each line must hold an object, such as "
+            '{"text": "…"}; convert an array with jq -c \'.[]\''
+        )
+    return record
+
+
+class TextFiles(files.Files):
     """Records `{"text": …}` from UTF-8 files, plain or packed; see `content`.
 
     Args:
@@ -134,61 +204,19 @@ class TextFiles(LineSource):
 
     def __init__(self, paths: files.Paths, *, sample_by: str = "line"):
         require_one_of("sample_by", sample_by, ("line", "file"))
-        super().__init__(paths)
-        self.sample_by = sample_by
-        self.format = f"text, a record per {sample_by},"
-        self.prefix = f"text-{sample_by}"
-        self.unit = "byte" if sample_by == "line" else ""
-
-    def _is_whole(self, file: int) -> bool:
-        return self.sample_by == "file" or super()._is_whole(file)
-
-    def _read_span(self, span: Any, start: Any, size: int) -> Iterator[Piece]:
-        if self.sample_by == "line":
-            yield from super()._read_span(span, start, size)
-            return
-        path = self.files[span[0]]
-        data = b""
-        try:
-            with open_text(path) as content:
-                data = content.read(LONGEST)
-                if content.read(1):
-                    raise InvalidValue(f"it holds a text of more than {LONGEST:,} bytes; divide it")
-            record = self._record(data, 0)
-        except InvalidValue as error:
-            record = error
-        yield Piece(os.fspath(path), [record], [0], len(data), None)
-
-    def _parse(self, text: str) -> dict[str, Any]:
-        if "\0" in text:
-            raise InvalidValue(
-                "it has NUL bytes, as a crash leaves in a file and as binary files have; "
-                "remove them"
-            )
-        return {"text": text}
+        kind = Lines if sample_by == "line" else Whole
+        name = f"text, a record per {sample_by},"
+        super().__init__(kind(name, f"text-{sample_by}", _parse_text), paths)
 
 
-class JsonLines(LineSource):
+class JsonLines(files.Files):
     """Records from UTF-8 files, plain or packed, that hold a JSON object per line.
 
     Args:
         paths: names or globs, one or several. Blank lines are skipped.
     """
 
-    format, prefix = "JSON lines", "jsonl"
     extensions = (".jsonl", ".json", ".ndjson")
 
-    def _parse(self, text: str) -> dict[str, Any]:
-        try:
-            record = read_json(text)
-        except InvalidValue as error:
-            raise InvalidValue(
-                f"{error}. Each line must hold one whole JSON object; correct or remove that line, "
-                "or convert an array with jq -c '.[]'"
-            ) from None
-        if not isinstance(record, dict):
-            raise InvalidValue(
-                f"it holds a JSON {type(record).__name__}; each line must hold an object, such as "
-                '{"text": "…"}; convert an array with jq -c \'.[]\''
-            )
-        return record
+    def __init__(self, paths: files.Paths):
+        super().__init__(Lines("JSON lines", "jsonl", _parse_object), paths)

@@ -136,9 +136,10 @@ class Sharded(abc.ABC):
                 block.records.extend(piece.records)
                 block.places.extend(zip(itertools.repeat(piece.file), piece.at, strict=False))
                 size += piece.bytes
-                ended = piece.next is None
+                ended, after = piece.next is None, piece.next
+                del piece  # its records are in the block alone
                 if size >= shard.block and not (ended and number == len(shard.spans) - 1):
-                    following = [number + 1, None] if ended else [number, piece.next]
+                    following = [number + 1, None] if ended else [number, after]
                     yield dataclasses.replace(block, next=following)
                     block, size = Block([], [], self.unit, None), 0
             at = None

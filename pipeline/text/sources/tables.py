@@ -44,8 +44,8 @@ def _place_groups(sizes: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]
     return [(first, *size) for first, size in zip(firsts, sizes, strict=False)]
 
 
-class Tables(files.FileSource, Handles):
-    """Records from files that hold rows in groups; the base of `ParquetFiles` and `ArrowFiles`.
+class TableFormat(Handles):
+    """A format of files that hold rows in groups.
 
     A record is a mapping with an entry for each column. A column is read when a record is first
     asked for it, and from then on for many rows at once; others are never read or decoded. Group
@@ -53,32 +53,43 @@ class Tables(files.FileSource, Handles):
     cut shards. One file at a time is open.
 
     Args:
-        paths: names or globs, one or several.
+        name: see `files.Format`.
+        prefix: see `files.Format`; the columns follow.
+        open: opens a file.
         columns: the columns that records have; None: all.
     """
-
-    _open: Callable[[epath.Path], _File]
 
     unit = "row"
     handles = ("_latest",)
     _latest: tuple[Any, Any] = None, None  # the file that was opened last, and in which thread
 
-    def __init__(self, paths: files.Paths, *, columns: Sequence[str] | None = None):
-        super().__init__(paths)
+    def __init__(
+        self,
+        name: str,
+        prefix: str,
+        open: Callable[[epath.Path], _File],
+        columns: Sequence[str] | None,
+    ):
+        self.name, self._open = name, open
         self.columns = None if columns is None else list(columns)
+        self.prefix = prefix if self.columns is None else f"{prefix}-{'+'.join(self.columns)}"
         self._asked: set[str] = set()
-        self.__setstate__({})
-        if self.columns is not None:
-            self.prefix += f"-{'+'.join(self.columns)}"
+        self.restart()
 
-    def _is_whole(self, file: int) -> bool:
+    def is_whole(self, path: epath.Path) -> bool:
+        """See `files.Format`."""
         return False
 
-    def _open_file(self, path: epath.Path) -> _File:
+    def guard(self, path: epath.Path, function: Callable, *arguments: Any) -> Any:
+        """See `files.guard`."""
+        return files.guard(path, self.name, function, *arguments)
+
+    def open_file(self, path: epath.Path) -> _File:
+        """A file, which stays open until another one is opened."""
         key, (latest, found) = (path, threading.get_ident()), self._latest
         if latest == key:
             return found
-        found = self._guard(path, self._open, path)
+        found = self.guard(path, self._open, path)
         if missing := [name for name in self.columns or () if name not in found.names]:
             raise InvalidValue(
                 f"{os.fspath(path)} has no column {missing[0]!r} (its columns: "
@@ -89,21 +100,11 @@ class Tables(files.FileSource, Handles):
         self._latest = key, found
         return found
 
-    def groups(self) -> Iterator[tuple[str, pa.Table]]:
-        """Each group of rows in order, with its place in words; none of them stays in memory."""
-        for path in self.files:
-            found = self._open_file(path)
-            names = self.columns or found.names
-            for number, (before, rows, _) in enumerate(found.groups):
-                table = self._guard(path, found.read, number, 0, rows, names)
-                # Arrow trusts the offsets of a file, and would read outside of it.
-                self._guard(path, lambda table=table: table.validate(full=True))
-                yield f"{os.fspath(path)}, from row {before} on,", table
-
-    def _read_span(self, span: Any, start: Any, size: int) -> Iterator[Piece]:
-        file, begin, end = span
-        path, total = self.files[file], self.files[file].stat().length
-        found = self._open_file(path)
+    def read(
+        self, path: epath.Path, begin: int, end: int, start: Any, size: int
+    ) -> Iterator[Piece]:
+        """See `files.Format`."""
+        total, found = path.stat().length, self.open_file(path)
         names, count = self.columns or found.names, len(found.groups)
         first, row = start or (0, 0)
         # Those that begin in the span: `begin <= total * group // count < end`.
@@ -127,15 +128,11 @@ class Tables(files.FileSource, Handles):
                 )
             row = 0
 
-    def names(self) -> set[str]:
-        """The names of the columns that any of the files has."""
-        return {name for path in self.files for name in self._guard(path, self._open, path)[0]}
-
 
 class _Batch:
     """Some rows of a group, whose columns are read when they are asked for."""
 
-    def __init__(self, source: Tables, path: epath.Path, where: tuple[int, int, int]):
+    def __init__(self, source: TableFormat, path: epath.Path, where: tuple[int, int, int]):
         self._source, self._path, self._where = source, path, where
         self._table: pa.Table | None = None
         self._values: dict[str, list[Any]] = {}
@@ -153,14 +150,14 @@ class _Batch:
         return self._values[name]
 
     def _column(self, name: str) -> pa.ChunkedArray:
-        asked, file = self._source._asked, self._source._open_file(self._path)
+        asked, file = self._source._asked, self._source.open_file(self._path)
         names = file.names
         if names.count(name) > 1:
             raise InvalidValue(f"{names.count(name)} columns have the name {name!r}; rename them")
         if self._table is None or name not in self._table.column_names:
             asked.add(name)
             wanted = [each for each in names if each in asked and names.count(each) == 1]
-            table = self._source._guard(self._path, file.read, *self._where, wanted)
+            table = self._source.guard(self._path, file.read, *self._where, wanted)
             self._table = table
             return table.column(name)
         return self._table.column(name)
@@ -207,42 +204,71 @@ def _values_of(column: pa.ChunkedArray) -> list[Any]:
         return [value for row in range(len(column)) for value in _values_of(column.slice(row, 1))]
 
 
+class Tables(files.Files):
+    """Records from files that hold rows in groups; the base of `ParquetFiles` and `ArrowFiles`.
+
+    Args:
+        paths: names or globs, one or several.
+        columns: the columns that records have; None: all.
+    """
+
+    format: TableFormat
+
+    def groups(self) -> Iterator[tuple[str, pa.Table]]:
+        """Each group of rows in order, with its place in words; none of them stays in memory."""
+        for path in self.files:
+            found = self.format.open_file(path)
+            names = self.format.columns or found.names
+            for number, (before, rows, _) in enumerate(found.groups):
+                table = self.format.guard(path, found.read, number, 0, rows, names)
+                # Arrow trusts the offsets of a file, and would read outside of it.
+                self.format.guard(path, lambda table=table: table.validate(full=True))
+                yield f"{os.fspath(path)}, from row {before} on,", table
+
+    def names(self) -> set[str]:
+        """The names of the columns that any of the files has."""
+        return {name for path in self.files for name in self.format.open_file(path).names}
+
+
 class ParquetFiles(Tables):
     """Records from Parquet files, one for each row; see `Tables` for the arguments.
 
     A row group is read by one worker, in batches, so it may be of any size.
     """
 
-    format, prefix = "Parquet", "parquetfiles"
     extensions = (".parquet",)
 
-    def _open(self, path: epath.Path) -> _File:
-        from pyarrow import parquet
+    def __init__(self, paths: files.Paths, *, columns: Sequence[str] | None = None):
+        super().__init__(TableFormat("Parquet", "parquetfiles", _open_parquet, columns), paths)
 
-        file = parquet.ParquetFile(path.open("rb"))  # whatever its name is
-        groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
-        # What is read, the row that is next, and the batches from there on.
-        reading: Any = None, 0, iter(())
 
-        def read(group: int, first: int, count: int, names: list[str]) -> pa.Table:
-            nonlocal reading
-            of, at, batches = reading
-            if (of, at) != ((group, names), first):
-                of, at = (group, names), 0
-                batches = file.iter_batches(count, row_groups=[group], columns=names)
-            found: list[pa.RecordBatch] = []
-            while at < first + count:
-                batch = next(batches)
-                begin, end = max(first - at, 0), min(batch.num_rows, first + count - at)
-                found += [batch.slice(begin, end - begin)] if begin < end else []
-                at += end
-                if end < batch.num_rows:
-                    batches = itertools.chain([batch.slice(end)], batches)
-            reading = of, at, batches
-            return pa.Table.from_batches(found)
+def _open_parquet(path: epath.Path) -> _File:
+    from pyarrow import parquet
 
-        sizes = [(group.num_rows, group.total_byte_size) for group in groups]
-        return _File(file.schema_arrow.names, _place_groups(sizes), read)
+    file = parquet.ParquetFile(path.open("rb"))  # whatever its name is
+    groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
+    # What is read, the row that is next, and the batches from there on.
+    reading: Any = None, 0, iter(())
+
+    def read(group: int, first: int, count: int, names: list[str]) -> pa.Table:
+        nonlocal reading
+        of, at, batches = reading
+        if (of, at) != ((group, names), first):
+            of, at = (group, names), 0
+            batches = file.iter_batches(count, row_groups=[group], columns=names)
+        found: list[pa.RecordBatch] = []
+        while at < first + count:
+            batch = next(batches)
+            begin, end = max(first - at, 0), min(batch.num_rows, first + count - at)
+            found += [batch.slice(begin, end - begin)] if begin < end else []
+            at += end
+            if end < batch.num_rows:
+                batches = itertools.chain([batch.slice(end)], batches)
+        reading = of, at, batches
+        return pa.Table.from_batches(found)
+
+    sizes = [(group.num_rows, group.total_byte_size) for group in groups]
+    return _File(file.schema_arrow.names, _place_groups(sizes), read)
 
 
 class ArrowFiles(Tables):
@@ -252,49 +278,50 @@ class ArrowFiles(Tables):
     In place of files, `paths` may be the folder of a Hugging Face data set that was saved to disk.
     """
 
-    format, prefix = "Arrow", "arrowfiles"
     extensions = (".arrow", ".feather")
 
     def __init__(self, paths: files.Paths, *, columns: Sequence[str] | None = None):
-        super().__init__(saved_files(paths), columns=columns)
+        format = TableFormat("Arrow", "arrowfiles", _open_arrow, columns)
+        super().__init__(format, saved_files(paths))
 
     @staticmethod
     def recognizes(names: files.Paths) -> bool:
         """Whether these are one folder that Hugging Face's `save_to_disk` wrote."""
         return is_saved(names)
 
-    def _open(self, path: epath.Path) -> _File:
-        raw = _map(path) if is_local(path) else path.read_bytes()
-        is_file = raw[:6] == b"ARROW1"  # else a stream, as Hugging Face writes it
 
-        @functools.lru_cache(1)
-        def open_columns(*fields: int) -> Callable[[int], pa.RecordBatch]:
-            options = pa.ipc.IpcReadOptions(included_fields=list(fields))
-            if is_file:
-                return pa.ipc.open_file(raw, options=options).get_batch
-            return _Stream(raw, options).get_batch
+def _open_arrow(path: epath.Path) -> _File:
+    raw = _map(path) if is_local(path) else path.read_bytes()
+    is_file = raw[:6] == b"ARROW1"  # else a stream, as Hugging Face writes it
 
-        @functools.lru_cache(1)  # a group is decompressed once
-        def read_group(group: int, *fields: int) -> pa.RecordBatch:
-            batch = open_columns(*fields)(group)
-            if batch.nbytes > max(LIMIT, RATIO * len(raw)):
-                raise InvalidValue(
-                    f"record batch {group} holds {batch.nbytes:,} bytes once it is decompressed, "
-                    f"more than {RATIO:,} times those of the file; if that is right, decompress it"
-                )
-            return batch
+    @functools.lru_cache(1)
+    def open_columns(*fields: int) -> Callable[[int], pa.RecordBatch]:
+        options = pa.ipc.IpcReadOptions(included_fields=list(fields))
+        if is_file:
+            return pa.ipc.open_file(raw, options=options).get_batch
+        return _Stream(raw, options).get_batch
 
-        def read(group: int, first: int, count: int, names: list[str]) -> pa.Table:
-            fields = [field for field, name in enumerate(schema.names) if name in names]
-            return pa.Table.from_batches([read_group(group, *fields).slice(first, count)])
+    @functools.lru_cache(1)  # a group is decompressed once
+    def read_group(group: int, *fields: int) -> pa.RecordBatch:
+        batch = open_columns(*fields)(group)
+        if (held := batch.get_total_buffer_size()) > max(LIMIT, RATIO * len(raw)):
+            raise InvalidValue(
+                f"record batch {group} holds {held:,} bytes once it is decompressed, "
+                f"more than {RATIO:,} times those of the file; if that is right, decompress it"
+            )
+        return batch
 
-        schema = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(raw).schema
-        # To count rows, the narrowest column is enough.
-        narrow = sorted(range(len(schema)), key=lambda field: _width(schema.field(field).type))[:1]
-        rows = list(_count_rows(raw, is_file, pa.ipc.IpcReadOptions(included_fields=narrow)))
-        total = sum(rows)
-        sizes = [(each, len(raw) * each // total) if each else (0, 0) for each in rows]
-        return _File(schema.names, _place_groups(sizes), read)
+    def read(group: int, first: int, count: int, names: list[str]) -> pa.Table:
+        fields = [field for field, name in enumerate(schema.names) if name in names]
+        return pa.Table.from_batches([read_group(group, *fields).slice(first, count)])
+
+    schema = (pa.ipc.open_file if is_file else pa.ipc.open_stream)(raw).schema
+    # To count rows, the narrowest column is enough.
+    narrow = sorted(range(len(schema)), key=lambda field: _width(schema.field(field).type))[:1]
+    rows = list(_count_rows(raw, is_file, pa.ipc.IpcReadOptions(included_fields=narrow)))
+    total = sum(rows)
+    sizes = [(each, len(raw) * each // total) if each else (0, 0) for each in rows]
+    return _File(schema.names, _place_groups(sizes), read)
 
 
 def _count_rows(raw: Any, is_file: bool, options: pa.ipc.IpcReadOptions) -> Iterator[int]:

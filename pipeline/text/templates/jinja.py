@@ -259,11 +259,10 @@ class Jinja:
                 note(
                     NOT_RENDERED.format("turns with", name),
                     f"{place} has {first!r:.60}",
-                    sampled=True,
                 )
         if tools and is_unused(turns, tools=None):
             about = NOT_RENDERED.format("a field", self._tools)
-            note(about, f"it has {tools!r:.60}", sampled=True)
+            note(about, f"it has {tools!r:.60}")
 
     def _note_beside(self, record: Mapping[str, Any], text: str, tools: Any) -> None:
         """Notes fields of a record beside its turns that no template gets."""

@@ -1,7 +1,6 @@
 """Preference: a group of a prompt, the preferred answer, and rejected ones."""
 
-import pickle
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -95,7 +94,7 @@ class Preference:
             sides = _share_words([side[0][0] for side in sides])
         # What decides tokens, weights and features.
         first, *others = keys = [
-            [(parts_of(text), pickle.dumps(rest)) for text, *rest in side] for side in sides
+            [(parts_of(text), _as_plain(rest)) for text, *rest in side] for side in sides
         ]
         if first in others:
             raise LeftOut("have a chosen and a rejected side that are equal")
@@ -114,6 +113,16 @@ class Preference:
         spans = apply(side, record)
         check(spans)
         return [*spans]
+
+
+def _as_plain(value: Any) -> Any:
+    """The same value, equal for arrays, lists and numbers of any type that have equal values."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(value, Mapping):
+        return {name: _as_plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [*map(_as_plain, value)]
+    return "NaN" if value != value else value
 
 
 def _count_shared(several: Sequence[Sequence[Any]]) -> int:

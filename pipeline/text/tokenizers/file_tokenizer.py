@@ -34,7 +34,7 @@ class FileTokenizer:
     vocab_size: int
     _setup: Callable[..., None]
     _find: Callable[[str], int | None]
-    _encode: Callable[[list[str], str], list[list[int]]]
+    _encode: Callable[[list[str], str], list[Any]]  # each a list, or an array
     # The spellings of the marks that markup has, and whether they remove spaces on either side.
     marks: Mapping[str, tuple[bool, bool]]
 

@@ -1,13 +1,19 @@
 """HuggingFace: a `tokenizer.json`, as the `tokenizers` library writes it."""
 
+import itertools
 import json
 from typing import Any
 
+import numpy as np
 from etils import epath
 
 from pipeline.errors import InvalidValue, require
 from pipeline.text.tokenizers.file_tokenizer import FileTokenizer
 from pipeline.text.tokenizers.markup import is_mark
+from pipeline.text.tokenizers.tokenizer import LONG
+
+# Characters around a cut of a long text that have to have the same tokens with it and without.
+AROUND = 512
 
 # The id of a word that no tokenizer has.
 WORD = (1 << 32) - 1
@@ -116,7 +122,38 @@ class HuggingFace(FileTokenizer):
         tokenizer.encode_special_tokens = True
         return tokenizer
 
-    def _encode(self, texts: list[str], kind: str) -> list[list[int]]:
+    def _encode(self, texts: list[str], kind: str) -> list[Any]:
+        if not any(len(text) > LONG for text in texts):
+            return self._encode_short(texts, kind)
+        return [self._encode_long(text, kind) for text in texts]
+
+    def _encode_long(self, text: str, kind: str) -> np.ndarray:
+        """The ids of a text, piece by piece, as the library takes 100 bytes for each byte."""
+        ids, at = list[np.ndarray](), 0
+        while at < len(text):
+            end = self._find_cut(text, at + LONG)
+            (found,) = self._encode_short([text[at:end]], "inside" if at else kind)
+            ids.append(np.array(found, np.int32))
+            at = end
+        return np.concatenate(ids)
+
+    def _find_cut(self, text: str, begin: int) -> int:
+        """A place from `begin` on where the tokenizer cuts a text, before white space; or its end.
+
+        A cut is one if what is around it has the same tokens when it is cut there.
+        """
+        steps = self._inside.pre_tokenizer
+        for at in range(begin, len(text) - AROUND, AROUND) if steps is not None else ():
+            window = text[at - AROUND : at + AROUND]
+            starts = {start for _, (start, _) in steps.pre_tokenize_str(window)}
+            spaces = (n for n in range(AROUND, len(window)) if window[n].isspace())
+            for cut in itertools.islice((n for n in spaces if not window[n - 1].isspace()), 8):
+                whole, *parts = self._encode_short([window, window[:cut], window[cut:]], "inside")
+                if cut in starts and parts[0] + parts[1] == whole:
+                    return at - AROUND + cut
+        return len(text)
+
+    def _encode_short(self, texts: list[str], kind: str) -> list[list[int]]:
         try:
             tokenizer = self._inside if kind == "inside" else self._tokenizer
             encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)

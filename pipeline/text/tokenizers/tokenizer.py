@@ -9,9 +9,13 @@ from etils import epath
 
 from pipeline.errors import InvalidValue
 from pipeline.text.tokenizers.markup import MEANT, parts_of
+from pipeline.text.values import count_bytes
 
 # The ids of marks in tokenizers that this package makes.
 PAD, BEGIN, END = 0, 1, 2
+
+# Longer texts are encoded in pieces of about so many characters.
+LONG = 1 << 20
 
 # Functions of a `SpanTokenizer`.
 OF_SPANS = ("encode_spans", "spell", "find_unparsed")
@@ -206,12 +210,20 @@ class Bytes:
         """See `Tokenizer`."""
         # A zero byte holds the place of each mark, so that only one array of ids is made.
         begin, end = b"\0" * self.begin, b"\0" * self.end
-        encoded = [begin + text.encode() + end for text in texts]
-        counts = np.fromiter(map(len, encoded), np.int64, len(encoded))
-        content = encoded.pop() if len(encoded) == 1 else b"".join(encoded)
-        del encoded
-        flat = np.frombuffer(content, np.uint8).astype(np.int32)
-        flat += 3
+        if len(texts) == 1 and len(texts[0]) > LONG:
+            sizes = np.array([count_bytes(texts[0])], np.int64)
+            flat = np.empty(sizes[0] + self.begin + self.end, np.int32)
+            at = int(self.begin)
+            for piece in (texts[0][n : n + LONG] for n in range(0, len(texts[0]), LONG)):
+                values = np.frombuffer(piece.encode(), np.uint8)
+                np.add(values, 3, out=flat[at : at + len(values)], dtype=np.int32)
+                at += len(values)
+            counts = sizes + self.begin + self.end
+        else:
+            encoded = [begin + text.encode() + end for text in texts]
+            counts = np.fromiter(map(len, encoded), np.int64, len(encoded))
+            flat = np.frombuffer(b"".join(encoded), np.uint8).astype(np.int32)
+            flat += 3
         ends = np.cumsum(counts)
         if self.begin:
             flat[ends - counts] = BEGIN

@@ -1,0 +1,124 @@
+"""Joined: corpora of the same examples as one, on one side: the tokens of one, features of all."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pipeline.corpus.interface import AnyCorpus, computed
+from pipeline.corpus.renumbered import Renumbered
+from pipeline.corpus.side import Side
+from pipeline.corpus.stored.gather import Fields
+from pipeline.corpus.stored.reader import Pieces
+from pipeline.corpus.trees import Nodes
+from pipeline.errors import InvalidValue
+
+
+class Joined(Renumbered):
+    """A corpus of one side, with the features of others of the same examples.
+
+    >>> from pipeline import Examples, Feature
+    >>> corpus = Examples([[5, 6, 7], [8, 9]])
+    >>> columns = {"tokens": [[0] * 3, [0] * 2], "score": [0.5, 2]}
+    >>> scores = Examples(columns, features={"score": Feature("example")})
+    >>> float(Joined(corpus, scores)[1]["score"])
+    2.0
+
+    Args:
+        corpus: with tokens, weights and features.
+        others: corpora with as many examples of the same lengths, of which only features are read.
+
+    Raises:
+        ValueError: a corpus has several sides, or other lengths, or two have one feature.
+    """
+
+    kind = "joined"
+
+    def __init__(self, corpus: AnyCorpus, *others: AnyCorpus):
+        super().__init__([corpus])
+        self.corpus, self.others = corpus, others
+        self.members = corpus, *others
+        for each in self.members:
+            if len(each.sides) > 1:
+                raise InvalidValue(
+                    f"{each!r:.80} has several sides; join the corpora of one side each, and then "
+                    "make Sides of them"
+                )
+            same = each.lengths is corpus.lengths or np.array_equal(each.lengths, corpus.lengths)
+            if not same:
+                raise InvalidValue(
+                    f"{each!r:.80} has other lengths than {corpus!r:.80}; join corpora of the same "
+                    "examples, in the same order"
+                )
+        every = [name for each in self.members for name in each.features]
+        if both := {name for name in every if every.count(name) > 1}:
+            raise InvalidValue(
+                f"two of the corpora have a feature {min(both)!r}; give them different names"
+            )
+        sides = [next(iter(each.sides.values())) for each in self.members]
+        self.sides = {corpus.side_names[0]: JoinedSide(sides)}
+
+    @computed
+    def identity(self) -> Mapping[str, Any]:
+        """That of the corpus, and the digests of the others."""
+        identity = dict(self.corpus.identity)
+        digests = identity["features"].split("+") if "features" in identity else []
+        digests += [each.fingerprint for each in self.others]
+        return identity | {"features": "+".join(sorted(digests))}
+
+    @property
+    def caches(self) -> Any:
+        """Those of all; files have the same examples in all of them."""
+        return tuple(each for member in self.members for each in member.caches)
+
+    def arguments(self) -> dict[str, Any]:
+        """See `AnyCorpus`."""
+        return {"corpus": self.corpus, "others": self.others}
+
+    @classmethod
+    def make(cls, **arguments: Any) -> AnyCorpus:
+        """See `AnyCorpus`."""
+        return cls(arguments["corpus"], *arguments["others"])
+
+    def _example(self, number: int) -> Fields:
+        return AnyCorpus._example(self, number)
+
+    def __repr__(self) -> str:
+        return repr(self.corpus)
+
+    def __str__(self) -> str:
+        return str(self.corpus)
+
+
+class JoinedSide(Side):
+    """A side of the tokens of the first of some sides, and the features of all."""
+
+    def __init__(self, sides: Sequence[Side]):
+        self._sides, first = sides, sides[0]
+        self.weighted, self.trees = first.weighted, first.trees
+        self.features = {name: each for side in sides for name, each in side.features.items()}
+
+    @computed
+    def lengths(self) -> np.ndarray:
+        """Positions of each example."""
+        return self._sides[0].lengths
+
+    def _read(self, pieces: Pieces, names: Sequence[str]) -> Fields:
+        first, *others = self._sides
+        fields = first.read(*pieces, [name for name in names if name in first.features])
+        for side in others:
+            if here := [name for name in names if name in side.features]:
+                read = side.read(*pieces, here)
+                fields |= {name: read[name] for name in here}
+        return fields
+
+    def _read_examples(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
+        found = Fields()
+        for side in self._sides:
+            here = [name for name in names if name in side.features]
+            found |= side.read_examples(examples, here)
+        return {name: found[name] for name in names}
+
+    def read_nodes(self, examples: np.ndarray) -> Nodes:
+        """See `Side.read_nodes`."""
+        return self._sides[0].read_nodes(examples)

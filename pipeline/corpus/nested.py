@@ -1,0 +1,179 @@
+"""Nested: groups as users give them, `(prefix, [continuation, …])`, as columns of their nodes."""
+
+import itertools
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pipeline.corpus.tasks import ABOVE, GROUPS, add_parents
+from pipeline.corpus.trees import Tree
+from pipeline.errors import InvalidValue, counted
+from pipeline.text.features import (
+    LOSS_WEIGHTS,
+    TOKENS,
+    WEIGHTS,
+    Feature,
+    as_array,
+    split_columns,
+    zip_columns,
+)
+from pipeline.text.ragged import require_weights, validate_tokens
+
+
+class Shape:
+    """The nodes of one group, while it is divided into columns of nodes.
+
+    Attributes:
+        sizes: the number of tokens of each node.
+        tree: the parents of the nodes.
+        tokens: the ids of each node; None if they are stored already.
+    """
+
+    def __init__(self, sizes: np.ndarray, above: np.ndarray, tokens: Any = None):
+        self.sizes, self.tokens, self.tree = sizes.tolist(), tokens, Tree(above)
+        self._below = np.bincount(self.tree.parent[1:], minlength=len(sizes)).tolist()
+
+    @classmethod
+    def of(cls, group: Any, what: str, vocab_size: int | None) -> "Shape":
+        """The nodes of a group of token ids, checked; `what` names the group in errors."""
+        if not _is_branching(group):
+            raise InvalidValue(
+                f"{what} is {group!r:.60}; a group must be (prefix, [continuation, …]) of token "
+                "ids, where a continuation may itself be such a pair"
+            )
+        tokens, above = [], []
+        for content, number, name in _unnest(group, what):
+            tokens.append(validate_tokens([as_array(content, name)], name, vocab_size))
+            above.append(number)
+            if not len(tokens[-1]):
+                raise InvalidValue(
+                    f"{name} has no token; give each prefix and each continuation at least one, "
+                    "such as a mark"
+                )
+        return cls(np.array([*map(len, tokens)]), np.array(above), tokens)
+
+    def spread(self, given: Any, feature: Feature, what: str) -> list[np.ndarray]:
+        """The values of a feature for each node."""
+        if feature.of == "continuation":
+            return list(self._of_leaves(given, feature, what))
+        if feature.of == "example":
+            none = np.zeros(feature.shape, feature.dtype)
+            return [*feature.convert([given], what, [0])] + [none] * (len(self.sizes) - 1)
+        return [
+            feature.convert([content], name, [size])
+            for (content, _, name), size in zip(
+                _unnest(given, what, self._below), self.sizes, strict=True
+            )
+        ]
+
+    def weigh(self, given: Any, what: str) -> list[np.ndarray]:
+        """The weights of the tokens of each node, from numbers or arrays."""
+        if _is_branching(given):
+            contents = [(each, name) for each, _, name in _unnest(given, what, self._below)]
+        else:  # a number for each continuation
+            numbers = self._of_leaves(given, LOSS_WEIGHTS, what)
+            contents = [(each, what) for each in self.tree.sum_leaves(numbers)]
+        found = []
+        for (content, name), size in zip(contents, self.sizes, strict=True):
+            array = LOSS_WEIGHTS.cast(as_array(content, name), name)
+            if array.shape not in [(), (size,)]:
+                raise InvalidValue(
+                    f"{name} cannot have shape {array.shape}; give a number, or one for each of "
+                    f"its {counted(size, 'token')}"
+                )
+            found.append(np.array(np.broadcast_to(require_weights(array, name), size)))
+        found[0][0] = 0  # the first token of the group is no target
+        return found
+
+    def _of_leaves(self, given: Any, feature: Feature, what: str) -> np.ndarray:
+        """Values of continuations, and 0 for other nodes: `[nodes, *shape]`."""
+        array, leaves = as_array(given, what), int(self.tree.branch.sum())
+        if array.shape != (leaves, *feature.shape):
+            raise InvalidValue(
+                f"the shape of {what} is {array.shape}; for a group of "
+                f"{counted(leaves, 'continuation')}, it must be {(leaves, *feature.shape)}"
+            )
+        values = np.zeros((len(self.sizes), *feature.shape), feature.dtype)
+        values[self.tree.branch] = feature.cast(array, what)
+        return values
+
+
+def _is_branching(node: Any) -> bool:
+    """Whether `node` is a pair of a prefix and a list, rather than an array of numbers."""
+    pair = isinstance(node, tuple | list) and len(node) == 2
+    return pair and hasattr(node[1], "__len__") and getattr(node[1], "ndim", 1) > 0
+
+
+def _unnest(
+    given: Any, what: str, below: Sequence[int] | None = None
+) -> Iterator[tuple[Any, int, str]]:
+    """The content of each node, depth first, how many nodes back its parent is, and its name.
+
+    `below` is the number of children of each node, known from the tokens; None: `given` decides.
+    """
+    stack: list[tuple[Any, int, str]] = [(given, 0, what)]
+    for number in itertools.count():
+        if not stack:
+            return
+        content, parent, name = stack.pop()
+        branches = _is_branching(content)
+        if below is not None:
+            if below[number] and not (branches and len(content[1]) == below[number]):
+                raise InvalidValue(
+                    f"{name} is {content!r:.60}; nest it like the tokens: (prefix, [one for each "
+                    f"of the {counted(below[number], 'continuation')}])"
+                )
+            branches = below[number] > 0
+        if branches:
+            content, children = content
+            if not len(children):
+                raise InvalidValue(f"{name} has a prefix and no continuation; give at least one")
+            inner = [
+                (child, number, f"continuation {n} of {name}") for n, child in enumerate(children)
+            ]
+            stack += reversed(inner)
+            name = f"the prefix of {name}"
+        yield content, number - parent, name
+
+
+def divide_groups(
+    columns: Any, features: Mapping[str, Feature] | None, vocab_size: int | None
+) -> tuple[dict[str, Iterator[Any]], dict[str, Feature]]:
+    """Columns of groups as columns of their nodes, for `from_arrays`, and the features of these."""
+    given, known = split_columns(columns, GROUPS.check(features))
+    known.pop(WEIGHTS, None)
+    shapes = (
+        Shape.of(group, f"group {number}", vocab_size) for number, group in enumerate(given[TOKENS])
+    )
+    known = add_parents(known)
+    return divide_columns({**given, TOKENS: shapes}, known), known
+
+
+def divide_columns(
+    columns: Mapping[str, Iterable[Any]], known: dict[str, Feature]
+) -> dict[str, Iterator[Any]]:
+    """An iterator over the entries of nodes for each column; `tokens` has a `Shape` per group."""
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for number, entries in zip_columns(columns):
+            shape: Shape = entries.pop(TOKENS)
+            of_node = {TOKENS: shape.tokens or shape.sizes, ABOVE: shape.tree.above}
+            for name, given in entries.items():
+                what = f"{name} of group {number}"
+                if name == WEIGHTS:
+                    of_node[name] = shape.weigh(given, f"the {what}")
+                    continue
+                feature = known[name]
+                prefix = _is_branching(given) and not feature.per_example
+                feature = known[name] = feature.infer(given[0] if prefix else given, what)
+                of_node[name] = shape.spread(given, feature, what)
+            for each in zip(*of_node.values(), strict=True):
+                yield dict(zip(of_node, each, strict=True))
+
+    names = [*columns, ABOVE]
+    return {
+        name: map(operator.itemgetter(name), each)
+        for name, each in zip(names, itertools.tee(rows(), len(names)), strict=True)
+    }

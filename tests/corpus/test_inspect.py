@@ -1,0 +1,116 @@
+"""One look at a sample says what is not trained on, and changes nothing."""
+
+import collections
+
+import pytest
+import tokenizers
+
+from pipeline import prepare
+from pipeline.corpus import Job
+from pipeline.corpus.preparing import inspect as inspect_module
+from pipeline.corpus.preparing.inspect import inspect
+from pipeline.text import templates
+from pipeline.text.sources import Records, TextFiles
+from pipeline.text.templates import Function
+from pipeline.text.tokenizers import Bytes, HuggingFace
+from tests.corpus.files import contents
+
+SMALL = {"LEAST": 2000, "BLOCK": 500}
+LINES = [f"line {number} of the text" for number in range(5000)]
+
+
+@pytest.fixture
+def source(tmp_path):
+    (tmp_path / "text.txt").write_text("\n".join(LINES))
+    return TextFiles(tmp_path / "text.txt")
+
+
+def without_unknown(folder, letters):
+    """A BPE that has tokens for some letters, and none for what is unknown."""
+    vocab = {letter: number for number, letter in enumerate(letters)}
+    model = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, []))
+    model.decoder = tokenizers.decoders.Fuse()
+    model.save(str(folder / "bpe.json"))
+    return HuggingFace(folder / "bpe.json", begin=False, end=False)
+
+
+def test_a_sample_is_spread_and_each_record_is_rendered_once_besides(source, tmp_path):
+    seen = collections.Counter()
+
+    def count(record):
+        seen[record["text"]] += 1
+        return [(record["text"], 1.0)]
+
+    job = Job(source, Bytes(), template=Function(count, fingerprint="1"))
+    shards = job.records.shards()
+    assert len(shards) > 50
+    found = inspect(job, shards)
+    assert found.records == sum(seen.values())
+    assert 500 < found.records <= 1024
+    sampled = sorted(int(line.split()[1]) for line in seen)
+    assert max(b - a for a, b in zip([0, *sampled], [*sampled, 5000], strict=True)) < 200
+    assert found.tokens == found.characters + 2 * found.records  # and two marks
+    assert f"{found.characters:,} characters in {found.tokens:,} tokens" in str(found)
+    seen.clear()
+    prepare(source, Bytes(), tmp_path / "c", template=job.template, num_workers=0, progress=False)
+    assert {*seen} == {*LINES}
+    assert sum(seen.values()) == 5000 + found.records
+
+
+def test_characters_without_a_token_are_counted_with_an_example(tmp_path, caplog):
+    tokenizer = without_unknown(tmp_path, "abcdef ")
+    texts = ["abc", "a é b", "fé éd", "dab"] * 3
+    prepare(Records(texts), tokenizer, tmp_path / "c", num_workers=0, progress=False)
+    (line,) = [each.getMessage() for each in caplog.records]
+    assert line == (
+        "in a sample, 6 of 12 records lose characters that the tokenizer has no token for (9 of "
+        "48 characters, as 'é'); the first: record 1: the tokenizer loses text: 'a é b' becomes "
+        "'a  b' when it is decoded"
+    )
+    with pytest.raises(ValueError, match=r"record 1: .*'a é b' becomes 'a  b' when it is decoded"):
+        prepare(
+            Records(texts), tokenizer, tmp_path / "d", strict=True, num_workers=0, progress=False
+        )
+
+
+def test_notes_are_of_the_sample_and_said_once(source, tmp_path, caplog):
+    def note(record):
+        number = int(record["text"].split()[1])
+        if number % 2:
+            templates.note("have an odd number", f"it is {number}")
+        return [(record["text"], 1.0)]
+
+    template = Function(note, fingerprint="1")
+    options = {"template": template, "num_workers": 0, "progress": False}
+    prepare(source, Bytes(), tmp_path / "c", **options)
+    (line,) = [each.getMessage() for each in caplog.records]
+    assert "records have an odd number; the first: " in line
+    assert line.startswith("in a sample, ")
+    caplog.clear()
+    prepare(source, Bytes(), tmp_path / "c", **options)
+    assert caplog.records == []
+
+
+def test_little_text_is_looked_at_where_records_are_large(tmp_path, monkeypatch):
+    monkeypatch.setattr(inspect_module, "CHARACTERS", 3000)
+    found = inspect(job := Job(Records(["x" * 1000] * 500), Bytes()), job.records.shards())
+    assert 3000 <= found.characters < 10_000
+
+
+def test_records_that_fail_are_left_to_the_work(tmp_path):
+    texts = [*LINES[:20], 3.5j, *LINES[20:40]]
+    job = Job(Records([{"text": text} for text in texts], fingerprint="1"), Bytes())
+    found = inspect(job, job.records.shards())
+    assert (found.records, dict(found.findings)) == (41, {})
+    with pytest.raises(ValueError, match="record 20: its field 'text' holds complex"):
+        prepare(job.source, Bytes(), tmp_path / "c", num_workers=0, progress=False)
+
+
+def test_a_look_changes_no_byte(source, tmp_path, monkeypatch):
+    options = {"num_workers": 0, "progress": False}
+    seen = prepare(source, Bytes(), tmp_path / "seen", **options)
+    monkeypatch.setattr(
+        "pipeline.corpus.preparing.preparation.inspect", lambda *_: inspect_module.Inspection()
+    )
+    unseen = prepare(source, Bytes(), tmp_path / "unseen", **options)
+    assert contents(seen.directory) == contents(unseen.directory)

@@ -1,0 +1,94 @@
+"""Examples with one key are held out together, in any order and in any other corpus."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+from pipeline import Corpora, Corpus, Examples, Feature, Masked, prepare
+from pipeline.corpus import INPUTS, describe, make_corpus
+from pipeline.text.sources import Records
+from pipeline.text.tokenizers import Bytes
+
+KEY = {"talk": Feature("example", key=True)}
+
+
+def records(talks, seed=0):
+    """Turns of these conversations, in random order."""
+    turns = [{"text": "ab", "talk": talk} for talk in talks for _ in range(3)]
+    return [turns[at] for at in np.random.default_rng(seed).permutation(len(turns))]
+
+
+def keys_of(view, turns):
+    return {turns[number]["talk"] for number in view.numbers.tolist()}
+
+
+@pytest.mark.parametrize("name", ["talk {}", "{}"])
+def test_a_conversation_is_on_one_side_the_same_in_any_order_and_later_corpora(name, tmp_path):
+    talks, found = [name.format(n) for n in range(60)], []
+    for seed, some in enumerate((talks, talks[::-1], talks[:30])):
+        turns = records(some, seed)
+        corpus = prepare(
+            Records(turns), Bytes(), tmp_path / f"{seed}", features=KEY, progress=False
+        )
+        train, held_out = corpus.split(0.3, by="talk")
+        assert len(train) + len(held_out) == len(turns)
+        assert not keys_of(train, turns) & keys_of(held_out, turns)
+        found.append(keys_of(held_out, turns))
+        for again in (pickle.loads(pickle.dumps(train)), make_corpus(describe(train))):
+            assert (again.fingerprint, len(again)) == (train.fingerprint, len(train))
+        assert train.fingerprint != corpus.split(0.3)[0].fingerprint
+    assert found[0] == found[1]
+    assert 8 < len(found[0]) < 30
+    assert found[2] == found[0] & {*talks[:30]}
+
+
+def test_a_key_is_kept_in_memory_in_mixtures_and_in_views():
+    talks = np.arange(90) // 3
+    numbers = Examples({"tokens": [[1, 2]] * 90, "talk": talks}, features=KEY)
+    texts = Examples({"tokens": [[1, 2]] * 90, "talk": [*map(str, talks)]}, features=KEY)
+    assert numbers.fingerprint == texts.fingerprint
+    due = texts.split(0.3, by="talk")[1].numbers.tolist()
+    assert {talk for at, talk in enumerate(talks) if at in due} == {*talks[due].tolist()}
+    assert len(due) == 3 * len({*talks[due].tolist()})
+    both = Corpora({"a": texts, "b": numbers}).split(0.3, by="talk")[1]
+    assert [each.numbers.tolist() for each in both.members] == [due, due]
+    inputs = Examples({"tokens": [[1, 2]] * 90, "talk": talks}, features=KEY, task=INPUTS)
+    assert Masked(inputs, mask_id=9).split(0.3, by="talk")[1].numbers.tolist() == due
+    plain = Feature("example", dtype="int16")
+    for given in (plain, Feature("example", dtype="int32"), Feature("example", dtype="uint8")):
+        examples = Examples({"tokens": [[1, 2]] * 90, "talk": talks}, features={"talk": given})
+        held = examples.split(0.3, by="talk")[1].numbers.tolist()
+        assert len(held) == 3 * len({*talks[held].tolist()})
+        assert (
+            held
+            == Examples({"tokens": [[1, 2]] * 90, "talk": talks}, features={"talk": plain})
+            .split(0.3, by="talk")[1]
+            .numbers.tolist()
+        )
+
+
+def test_the_key_is_read_once_and_kept_beside_the_corpus(tmp_path, monkeypatch):
+    columns = {"tokens": [[1, 2]] * 50, "talk": np.arange(50) // 5}
+    corpus = Corpus.from_arrays(columns, tmp_path / "corpus", features=KEY)
+    due = corpus.split(0.4, by="talk")[0].numbers.tolist()
+    monkeypatch.setattr(Corpus, "_read_examples", None)
+    again = Corpus.open(tmp_path / "corpus")
+    assert again.split(0.4, by="talk")[0].numbers.tolist() == due
+
+
+def test_what_is_no_key_is_refused(tmp_path):
+    score = {"score": Feature("targets")}
+    corpus = Examples({"tokens": [[1, 2]], "score": [[0.5, 1]]}, features=score)
+    for by in ("talk", "score"):
+        with pytest.raises(ValueError, match=f"by is '{by}'.*it must be a feature of examples"):
+            corpus.split(0.3, by=by)
+    for value in (0.5, None, ["a"], True):
+        with pytest.raises(ValueError, match="a key is a text or a whole number"):
+            Examples({"tokens": [[1, 2]], "talk": [value]}, features=KEY)
+    for options in ({"of": "inputs"}, {"of": "example", "dtype": "int32"}):
+        with pytest.raises(ValueError, match="a key is of an 'example', and has none of these"):
+            Feature(**options, key=True)
+    same = Corpus.from_arrays({"tokens": [[1, 2]] * 9, "talk": [3] * 9}, tmp_path, features=KEY)
+    with pytest.raises(ValueError, match="by their talk none of the 9 examples is"):
+        same.split(0.5, by="talk")
