@@ -133,7 +133,7 @@ class Loader(StepIterator):
             )
         self.batches, self.plan, self.corpus = batches, batches.plan, batches.corpus
         self.specs, self.sharding = batches.specs, batch_sharding(batches.sharding)
-        transfer = functools.partial(_transfer, batches, self.sharding, self.specs)
+        transfer = _Transfer(batches, self.sharding, self.specs)
         built: Any = batches.with_plans()
 
         def make(step: int) -> tuple[PlannedBatch, Any]:
@@ -183,21 +183,30 @@ class Loader(StepIterator):
         self.close()
 
 
-# Without the loader, which its thread would keep alive.
-def _transfer(
-    batches: Batches,
-    sharding: "jax.sharding.NamedSharding | DynamicContext",
-    specs: Mapping[Bucket, Any],
-    step: int,
-    bucket: Bucket,
-    batch: Any,
-) -> "dict[str, jax.Array]":
-    """The batch of a step on the devices, as programs were compiled for."""
-    with phase("transfer"):
-        on = sharding_of(sharding, bucket.rows)
-        found = field_specs(batch, on, bucket, batches.features)
-        require_specs(found, specs[bucket], f"the batch of step {step:,}")
-        return place(batch, found, commit=batches.sharding is not None)
+class _Transfer:
+    """Puts batches on the devices, as programs were compiled for; holds no loader.
+
+    A loader's thread has it, and would keep the loader alive.
+    """
+
+    def __init__(self, batches: Batches, sharding: Any, specs: Mapping[Bucket, Any]):
+        self._sharding, self._specs, self._features = sharding, specs, batches.features
+        self._commit = batches.sharding is not None
+        self._layouts: dict[Bucket, list] = {}  # of batches that have these specs
+
+    def __call__(self, step: int, bucket: Bucket, batch: Mapping[str, Any]) -> Any:
+        """The batch of a step, a dict of jax.Arrays; a `ValueError` if it has other fields."""
+        with phase("transfer"):
+            layout = [
+                (name, type(field), getattr(field, "shape", None), getattr(field, "dtype", None))
+                for name, field in batch.items()
+            ]
+            if self._layouts.get(bucket) != layout:
+                on = sharding_of(self._sharding, bucket.rows)
+                found = field_specs(batch, on, bucket, self._features)
+                require_specs(found, self._specs[bucket], f"the batch of step {step:,}")
+                self._layouts[bucket] = layout
+            return place(batch, self._specs[bucket], commit=self._commit)
 
 
 def _require_seconds(limit: float | None) -> float | None:
@@ -228,7 +237,7 @@ class StreamLoader(Loader):
         batches, ready = PackedIterator(self._stream), list[Any]()
         if state is not None:
             batches.set_state(state)
-        transfer = functools.partial(_transfer, self.batches, self.sharding, self.specs)
+        transfer = _Transfer(self.batches, self.sharding, self.specs)
 
         def make(step: int) -> tuple[PlannedBatch, Any, dict[str, Any]]:
             if not ready:  # else an error came after it

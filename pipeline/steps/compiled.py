@@ -74,8 +74,9 @@ class Compiled:
     Raises:
         MemoryError: a bucket needs more than the budget, however it is split.
         ValueError: the state, here or at the first call, holds an array twice, and is donated; the
-            state is on several devices and batches are on one; or buckets have several meshes, and
-            there are no `out_shardings` for a donated state.
+            state is on several devices and batches are on one, or on the same ones in another
+            order; or buckets have several meshes, and there are no `out_shardings` for a donated
+            state.
     """
 
     def __init__(
@@ -96,6 +97,8 @@ class Compiled:
         if donate:
             _require_own_arrays(state)
         self._meshes = {bucket: _find_mesh(fields) for bucket, fields in specs.items()}
+        for bucket, mesh in self._meshes.items():
+            _require_order(state, mesh, bucket)
         if donate and len({*self._meshes.values()}) > 1 and "out_shardings" not in jit_options:
             raise InvalidValue(
                 "buckets have several meshes, so each program would return the state on its own, "
@@ -234,12 +237,26 @@ def on_batch_mesh(step: Callable[..., T]) -> Callable[..., T]:
     return run
 
 
-def _find_mesh(fields: Mapping[str, Any]) -> jax.sharding.Mesh | None:
+def _find_mesh(fields: Mapping[Any, Any]) -> jax.sharding.Mesh | None:
     """The mesh of the fields of a batch or of their specs; None: none, or with explicit axes."""
-    shardings = [getattr(field, "sharding", None) for field in fields.values()]
-    found = (s.mesh for s in shardings if isinstance(s, NamedSharding))
-    mesh = next((mesh for mesh in found if isinstance(mesh, jax.sharding.Mesh)), None)
-    return None if mesh is None or mesh.explicit_axes else mesh
+    for field in fields.values():
+        sharding = getattr(field, "sharding", None)
+        if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, jax.sharding.Mesh):
+            return None if sharding.mesh.explicit_axes else sharding.mesh
+    return None
+
+
+def _require_order(state: Any, mesh: jax.sharding.Mesh | None, bucket: Bucket) -> None:
+    """Refuses a state on the devices of a mesh in another order, which no program can take."""
+    own = _find_mesh(dict(enumerate(jax.tree.leaves(state))))
+    if own is None or mesh is None or own is mesh:
+        return
+    orders = [[device.id for device in each.devices.flat] for each in (own, mesh)]
+    if orders[0] != orders[1] and sorted(orders[0]) == sorted(orders[1]):
+        raise InvalidValue(
+            f"the state is on devices in the order {orders[0]}, and batches of {bucket} in "
+            f"{orders[1]}; make the shardings of both from one mesh"
+        )
 
 
 def _shapes(arrays: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

@@ -257,6 +257,15 @@ def test_a_program_refuses_a_batch_of_the_same_shape_on_another_mesh(text):
         program(state, moved)
 
 
+def test_a_state_on_the_devices_in_another_order_is_refused(text):
+    sharding = DynamicContext(mesh_of(data=4))
+    init, step = make_train_step(loss, optax.sgd(0.1), sharding=sharding)
+    state = begin(init, mesh_of(data=4, order=(1, 0, 2, 3)))
+    specs = Batches(text, Plan(text, BUCKETS), sharding=sharding).specs
+    with pytest.raises(ValueError, match=r"in the order \[1, 0, 2, 3\], and batches of"):
+        Compiled(step, state, specs, out_shardings=(shardings_of(state), None))
+
+
 def test_a_run_continues_on_other_numbers_of_devices_with_the_same_tokens(text):
     """Buckets need not be multiples of the devices, so fewer or more of them take the same plan."""
     options, rows = {"buckets": BUCKETS, "num_epochs": 1}, []
