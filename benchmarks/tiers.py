@@ -127,7 +127,7 @@ def work(asked: dict) -> dict[str, dict[str, list]]:
     loaders = {k: pipeline.load(asked["corpus"], tiers=k, **options) for k in (1, TIERS)}
     for loader in loaders.values():
         jax.block_until_ready(step(params, next(loader)))  # compiles; not counted
-        loader.set_state(loader.get_state() | {"step": 0})
+        loader.set_state(loader.batches.origin.state(0))
     for block in range(BLOCKS):
         for tiers, loader in loaders.items():
             for number in range(block * TIERS, (block + 1) * TIERS):

@@ -28,7 +28,7 @@ def evaluation_batches(corpus: AnyCorpus, options: Options, **layout: Any) -> Ba
         corpus,
         options.buckets,
         shuffle=False,
-        packing="best_fit" if options.packing == "fill" else options.packing,
+        packing="best_fit" if options.cuts else options.packing,
         align=options.align,
         overflow=options.overflow if whole else "split",
     )

@@ -211,7 +211,7 @@ class Batches(StepDataset):
         sides = {f"{side}{OFFSETS}": number for number, side in enumerate(corpus.side_names)}
         self._offsets = {name: side for name, side in sides.items() if name in self.features}
         of_examples = [n for n, each in self.features.items() if each.per_example]
-        cuts = any(stage.options.packing == "fill" for stage in plan.stages)
+        cuts = any(stage.options.cuts for stage in plan.stages)
         of_pieces = {EXAMPLE_ID, *self._offsets}
         if cuts and (uncut := [name for name in of_examples if name not in of_pieces]):
             raise InvalidValue(
@@ -419,8 +419,8 @@ def require_whole_sides(corpus: AnyCorpus, plan: Plan, features: Mapping[str, Fe
         for stage in plan.stages:
             options = stage.options
             over = longest > options.buckets[-1].lengths[side]
-            if options.packing == "fill" or (over and options.overflow in ("split", "truncate")):
-                which = "packing" if options.packing == "fill" else "overflow"
+            if options.cuts or (over and options.overflow in ("split", "truncate")):
+                which = "packing" if options.cuts else "overflow"
                 raise InvalidValue(
                     f"{which} is {getattr(options, which)!r}, but {name} points to {feature.to}, "
                     f"so {feature.to} cannot be cut; give overflow='drop' and packing='best_fit', "

@@ -35,9 +35,9 @@ from pipeline.loading.sharding import ContextOrder, parts, sharding_of
 from pipeline.loading.windows import (
     ENDINGS,
     Ending,
+    HostWindows,
     Setup,
     Window,
-    Windows,
     as_entries,
     make_examples,
 )
@@ -204,7 +204,7 @@ class PackedIterator(grain.DatasetIterator):
         self._begin(None)
 
     def _begin(self, state: dict[str, Any] | None) -> None:
-        windows = Windows(self._stream.setup, self._source, self._lock, state)
+        windows = HostWindows(self._stream.setup, self._source, self._lock, state)
         self._ahead = Prefetch[Window](windows.make, 1, end=sys.maxsize)
         self._state = windows.begin if state is None else state
         self._within = int(self._state["within"])  # batches of the window that were returned
@@ -259,7 +259,7 @@ class PackedIterator(grain.DatasetIterator):
             self._lock.release()
 
 
-def _end(ahead: Prefetch, windows: "Windows") -> None:
+def _end(ahead: Prefetch, windows: "HostWindows") -> None:
     if not ahead.inherited:
         windows.interrupt()
         ahead.close()

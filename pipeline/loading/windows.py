@@ -30,7 +30,7 @@ from pipeline.loading.state import differences
 from pipeline.planning.balance import balance
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.layout import FlatRows, lay_out
-from pipeline.planning.options import VERSION as PLANNING
+from pipeline.planning.options import VERSION as PLAN_VERSION
 from pipeline.planning.options import Options
 from pipeline.planning.order import Purpose, permutation, random_bits, random_key, sort_by_group
 from pipeline.planning.pieces import merge_spans
@@ -86,7 +86,7 @@ class Setup:
         names = ("buckets", "packing", "overflow", "max_segments", "align", "cost", "seed")
         options = self.options.as_json((*names, "attention", "width"))
         own = {"window": self.window, "ending": self.ending, "hosts": len(self.hosts)}
-        versions = {"stream": VERSION, "plan": PLANNING}
+        versions = {"stream": VERSION, "plan": PLAN_VERSION}
         return {**versions, **options, **own, "positions": self.batches.positions}
 
     def rows_of(self, bucket: Bucket) -> np.ndarray:
@@ -195,7 +195,7 @@ class Window:
         return PlannedBatch(bucket, segments, align=setup.options.align)
 
 
-class Windows:
+class HostWindows:
     """Reads and packs one window after another of a host's data, and agrees on it with the others.
 
     Args:

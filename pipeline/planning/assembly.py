@@ -32,7 +32,7 @@ Division = tuple[FlatRows, Mapping[int, np.ndarray]]
 Selection = tuple[Bucket, FlatRows, np.ndarray, int]
 
 
-class Batches(Protocol):
+class StepBatches(Protocol):
     """The batches of all steps from one on."""
 
     def batch(self, step: int) -> PlannedBatch:

@@ -154,7 +154,7 @@ def _tabulate(stage: Stage, counts: Counts) -> list[str]:
     losses = count_losses(stage)
     if stage.weights is not None:
         lines += _tabulate_corpora(stage, counts)
-    if options.packing == "fill":
+    if options.cuts:
         lines.append(f"cut to fill rows: {counted(stage.cuts, 'example')}")
     for name, why in LEFT_OUT.items():
         if losses[name]:

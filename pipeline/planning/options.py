@@ -196,7 +196,7 @@ class Options:
                 "'truncate' for sides that nothing points to"
             )
         require_one_of("overflow", self.overflow, allowed)
-        if self.packing == "fill":
+        if self.cuts:
             check_fill(vectors=self.vectors, align=max(self.align))
         require_one_of("by", self.by, BY)
 
@@ -209,6 +209,11 @@ class Options:
     def names(self) -> tuple[str, ...]:
         """The names of the sides."""
         return self.buckets[-1].names
+
+    @property
+    def cuts(self) -> bool:
+        """Whether examples are cut although they would fit in a row."""
+        return PACKERS[self.packing].cuts
 
     @property
     def most_in_row(self) -> int | None:

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, ClassVar, Literal, Protocol, get_args
 
 import numpy as np
 
@@ -52,14 +52,23 @@ class Rules:
 
 
 class Packer(Protocol):
-    """Packs histograms into rows; made of `Rules` and the units of each size, [sizes, sides]."""
+    """Packs histograms into rows: `packer(rules, sizes)`, sizes in units, int64 [sizes, sides].
+
+    One that has a faster way to pack takes it with `exactly=False`, which `fit_buckets` asks for.
+
+    Attributes:
+        cuts: whether segments are cut although they would fit in a row.
+    """
+
+    cuts: ClassVar[bool]
 
     def pack(self, counts: np.ndarray, surplus: Sequence[int] | None = None) -> Packed:
         """The rows of a histogram, the segments of each size: int64 [sizes]; index 0 is ignored.
 
-        `surplus` has the number of surplus rows of each bucket, if later rows continue the batches;
-        None: the number of rows that fill no batch. All else of a bucket's rows depends on the
-        surplus of shorter buckets alone.
+        `surplus` has the number of rows of each bucket, the emptiest ones, that are moved to a
+        longer bucket; None: those that fill no batch. `Windows` finds these numbers bucket by
+        bucket, so the rows of a bucket before that move must depend on nothing but the surplus of
+        shorter buckets.
         """
         ...
 
@@ -75,6 +84,8 @@ class BestFit:
 
     A limit on segments is one more side of vectors; for lengths only if that costs less.
     """
+
+    cuts: ClassVar[bool] = False
 
     def __init__(self, rules: Rules, sizes: np.ndarray, *, exactly: bool = True):
         """`exactly=False` packs by best fit alone, which takes less time."""
@@ -196,6 +207,8 @@ class Fill(BestFit):
     Rows of whole examples are used if they cost less, as they may with `max_segments`.
     """
 
+    cuts = True
+
     def pack(self, counts: np.ndarray, surplus: Sequence[int] | None = None) -> Packed:
         """See `Packer`."""
         counts = _without_empty(counts)
@@ -225,8 +238,12 @@ class Fill(BestFit):
         return Packed(tuple(map(tuple, filled)), np.sum(examples, axis=0), cuts.table, number)
 
 
-# By the name of a packing. With "none", `Rules.max_segments` is 1.
-PACKERS: dict[Packing, Callable[..., Packer]] = {"best_fit": BestFit, "fill": Fill, "none": BestFit}
+# By the name of a packing, all of which `Packing` lists. With "none", `Rules.max_segments` is 1.
+PACKERS: dict[Packing, type[BestFit] | type[Fill]] = {
+    "best_fit": BestFit,
+    "fill": Fill,
+    "none": BestFit,
+}
 
 
 def _without_empty(counts: np.ndarray) -> np.ndarray:

@@ -1,11 +1,12 @@
 """Schedules: the bucket of each step, and the rows it takes from each stream.
 
-A schedule consists of intervals, made when their steps are needed. Shares are constant in an
-interval, so a quota gives any step without the steps before it. The intervals of a single stream
-are the rest of epochs in progress and each whole epoch; their last batches may be short. With
-several streams, an interval ends where one of them ends the rest of an epoch.
+The steps of a single stream are those of its epochs: the rest of epochs in progress, and then each
+whole epoch, whose last batches may be short. The steps of a mixture are in intervals, which end
+where a stream ends the rest of an epoch. In an interval, each stream has a constant rate, so a
+quota gives any step without the steps before it.
 
-An interval is a pure function of the rows taken before it, so any number of threads may make it.
+Epochs and intervals are made when their steps are needed. Each is a pure function of the rows taken
+before it, so any number of threads may make it.
 """
 
 import abc
@@ -29,7 +30,7 @@ UNIT, PACE = 1 << 64, 1 << 160
 # More rows than are ever taken.
 NEVER = 1 << 62
 
-# The epochs of a single stream whose intervals are kept: readers are in a few at a time.
+# The epochs of a single stream that are kept: readers are in a few at a time.
 KEPT = 8
 
 
@@ -41,7 +42,10 @@ class Counters(NamedTuple):
 
 
 class Schedule(abc.ABC):
-    """Steps from `start` on, for ever. Rows of a bucket are numbered from those of the stream on.
+    """Steps from `start` on, for ever.
+
+    Rows are numbered by bucket, as in their stream. Consecutive steps of a bucket take consecutive
+    rows of each stream, which reading in blocks and the order of rows rely on.
 
     Attributes:
         start: the first step.
@@ -113,7 +117,7 @@ class Schedule(abc.ABC):
         return range(begin, end)
 
 
-class Pass(NamedTuple):
+class PassSteps(NamedTuple):
     """The steps of a single stream that take the rows of one of its passes."""
 
     start: int  # the first step
@@ -139,15 +143,15 @@ class Single(Schedule):
     def __init__(self, start: int, stream: Stream, options: Options):
         super().__init__(start, [stream], options)
         self._shuffle, self._seed = options.shuffle, options.seed
-        self._passes: list[Pass] = []
+        self._passes: list[PassSteps] = []
         before = 0 * self._rows_per_batch
         for rows in stream.passes:
             batches = -(-rows.counts // self._rows_per_batch)
-            self._passes.append(Pass(start, rows, batches, int(batches.sum()), before))
+            self._passes.append(PassSteps(start, rows, batches, int(batches.sum()), before))
             before, start = before + batches, start + int(batches.sum())
         self._epochs: tuple[Epoch, ...] = ()  # those made last
 
-    def _find(self, step: int) -> tuple[int, Pass]:
+    def _find(self, step: int) -> tuple[int, PassSteps]:
         """How often the pass of a step is over before it, and that pass."""
         its_pass = self._passes[-1] if step >= self._passes[-1].start else self._passes[0]
         return (step - its_pass.start) // its_pass.steps, its_pass
@@ -206,7 +210,7 @@ NOTHING = Taken()
 
 @dataclasses.dataclass(frozen=True)
 class Interval:
-    """Consecutive steps of a mixture with constant shares."""
+    """Consecutive steps of a mixture with constant rates."""
 
     start: int  # the first step
     begin: Counters  # what was taken before it
@@ -215,7 +219,7 @@ class Interval:
     bucket_quota: Quota  # divides steps among buckets
     stream_quotas: Sequence[Quota]  # for each bucket, divides its rows among streams
     # For each bucket, the rows of each stream in a step, times `per_step`.
-    shares: Sequence[Sequence[int]]
+    rates: Sequence[Sequence[int]]
     per_step: int
     end: int | None = None  # one past the last step; None if the interval never ends
 
@@ -233,10 +237,10 @@ class Interval:
         taken = (self.before(step).rows - self.begin.rows).tolist()
         return [
             [
-                had + share * steps // self.per_step - n * UNIT
-                for had, share, n in zip(*of_bucket, strict=True)
+                had + rate * steps // self.per_step - n * UNIT
+                for had, rate, n in zip(*of_bucket, strict=True)
             ]
-            for of_bucket in zip(self.owed, self.shares, taken, strict=True)
+            for of_bucket in zip(self.owed, self.rates, taken, strict=True)
         ]
 
     def at(self, step: int) -> tuple[int, list[tuple[int, int, int]]]:
@@ -321,18 +325,18 @@ class Mixture(Schedule):
                 begin, owed = known[-1].before(end), known[-1].owed_at(end)
             self._intervals = (*known, self._next_interval(end, begin, owed))
 
-    def _find_shares(self, passes: Sequence[Rows]) -> list[list[int]]:
+    def _find_rates(self, passes: Sequence[Rows]) -> list[list[int]]:
         """For each bucket, the rows of each stream in a unit of time.
 
         The weight of a stream gives the pace of its pass, and the pace gives the rows of each
         bucket.
         """
-        shares: list[list[int]] = [[] for _ in self._rows_per_batch]
+        rates: list[list[int]] = [[] for _ in self._rows_per_batch]
         for rows, weight in zip(passes, self._weights, strict=True):
             pace = self._unit * weight.numerator // (weight.denominator * rows.size)
-            for of_bucket, count in zip(shares, rows.counts.tolist(), strict=True):
+            for of_bucket, count in zip(rates, rows.counts.tolist(), strict=True):
                 of_bucket.append(pace * count)
-        return shares
+        return rates
 
     def _next_interval(
         self, start: int, begin: Counters, owed: Sequence[Sequence[int]]
@@ -340,7 +344,7 @@ class Mixture(Schedule):
         """The interval from a step on.
 
         It ends when a stream has taken the rest of its epochs in progress. Rows owed to streams are
-        carried over to the next interval: otherwise, a small share would never have a row in short
+        carried over to the next interval: otherwise, a small rate would never have a row in short
         intervals.
         """
         passes = [
@@ -349,13 +353,13 @@ class Mixture(Schedule):
         ]
         of_streams = enumerate(zip(passes, self._weights, strict=True))
         rests = [n for n, (rows, weight) in of_streams if weight and not rows.repeats]
-        shares = self._find_shares(passes)
+        rates = self._find_rates(passes)
         in_batches = [
             [
                 sum(of_bucket) // n
                 for of_bucket, n in zip(of_rows, self._rows_per_batch.tolist(), strict=True)
             ]
-            for of_rows in (shares, owed)
+            for of_rows in (rates, owed)
         ]
         interval = Interval(
             start,
@@ -363,8 +367,8 @@ class Mixture(Schedule):
             owed,
             self._rows_per_batch,
             Quota(in_batches[0], in_batches[1], UNIT),
-            [Quota(share, had, UNIT) for share, had in zip(shares, owed, strict=True)],
-            shares,
+            [Quota(rate, had, UNIT) for rate, had in zip(rates, owed, strict=True)],
+            rates,
             sum(in_batches[0]),
         )
         if not rests:

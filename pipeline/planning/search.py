@@ -1,8 +1,8 @@
 """The search for the cheapest sets of buckets, each of which is really packed.
 
 Sets grow by one bucket at a time. A bound says which sets need not be packed: the cost of full
-rows, with each example in the bucket where it costs least. With packing "fill" and for vectors of
-lengths, whose packing takes longer, the bound stands in for the cost, and only the best sets are
+rows, with each example in the bucket where it costs least. Where examples are cut, and for vectors
+of lengths, packing takes longer: the bound stands in for the cost, and only the best sets are
 packed.
 """
 
@@ -100,7 +100,7 @@ class Search:
         self._caps = () if cap is None else (cap,)
         self._columns: dict[Room, np.ndarray] = {}
         self._bounds: dict[tuple[Room, ...], float] = {}
-        self._stands_in = stock.options.packing == "fill" or len(longest) > 1
+        self._stands_in = stock.options.cuts or len(longest) > 1
         self._finalists = FINALISTS if self._stands_in else EXTENDED
         self._last: Room | None = None  # of all sets, if longer rows save no padding
         # The lengths that sets are made of, before members move.

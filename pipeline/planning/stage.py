@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import DoesNotFit, InvalidValue, counted
-from pipeline.planning.assembly import Assembly, Batches, Together
+from pipeline.planning.assembly import Assembly, StepBatches, Together
 from pipeline.planning.bucket import PAIR
 from pipeline.planning.cache import WindowCache
 from pipeline.planning.identity import fingerprint_of
@@ -57,7 +57,7 @@ class Stage:
         self.streams: tuple[Stream, ...] = self._make_streams(before)
         self.schedule: Schedule = self._make_schedule(before)
         self.plain = Assembly(self.streams, self.schedule, options, mixed=members.several)
-        self.assembly: Batches = self.plain
+        self.assembly: StepBatches = self.plain
         if options.tiers > 1:
             self.assembly = Tiers(self.plain, self.schedule, options)
         elif members.several:

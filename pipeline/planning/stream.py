@@ -315,7 +315,7 @@ class Stream:
                 f"{longest!r}; buckets have one length for each side, in the same order: "
                 "Bucket(rows=…, length=(inputs, targets)) for pairs, and by name for others"
             )
-        if self.options.packing == "fill":
+        if self.options.cuts:
             check_fill(groups=lengths.has_groups)
         pieces = self.options.cut(lengths)
         if len(pieces.table) == 1:
