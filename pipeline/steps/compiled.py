@@ -279,7 +279,7 @@ def _require_same_devices(
 
 def _require_own_arrays(state: Any) -> None:
     """Refuses a state of which two leaves are one array, which a step cannot overwrite for both."""
-    seen: dict[tuple[jax.Device, int], str] = {}
+    seen: dict[tuple[Any, int], str] = {}  # by device and place in its memory
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
         if not isinstance(leaf, jax.Array) or not leaf.size:
             continue
