@@ -115,6 +115,8 @@ def test_the_mesh_of_a_bucket_divides_its_rows_as_little_as_their_number_allows(
     least = DynamicContext(mesh_of(data=4), least=2, most=2)
     assert [least.degree(rows) for rows in (2, 4, 8)] == [2, 2, 2]
     assert multiples(least, "zigzag") == (2, 4)
+    # 3 devices of 4 never share a row.
+    assert multiples(DynamicContext(mesh_of(data=4), most=3), "contiguous") == (2, 2)
 
 
 @pytest.mark.parametrize(
@@ -303,6 +305,7 @@ def explicit():
         (lambda: DynamicContext(mesh_of(data=4), least=0), "least is 0"),
         (lambda: DynamicContext(mesh_of(data=4), least=3, most=2), "most not below least"),
         (lambda: DynamicContext(mesh_of(data=4), most=8), "most is 8"),
+        (lambda: DynamicContext(mesh_of(data=4), least=3, most=3), "raise most, or lower least"),
         (lambda: DynamicContext(mesh_of(data=4), most=2).of(1), "make its rows a multiple of 2"),
         (lambda: DynamicContext(mesh_of(fsdp=2, data=2)).of(1), "would not be neighbours"),
         (lambda: DynamicContext(mesh_of(data=2, tensor=2, fsdp=1)).of(1), None),
