@@ -105,9 +105,8 @@ class DynamicContext:
             if rows % (self.devices // degree) == 0:
                 return degree
         raise InvalidValue(
-            f"each row of a bucket of {rows} rows would be on more than most={self.most} of "
-            f"{self.devices} devices; make its rows a multiple of "
-            f"{self.devices // self.degrees[-1]}"
+            f"a bucket of {rows} rows needs more than most={self.most} of {self.devices} devices "
+            f"for each row; make its rows a multiple of {self.devices // self.degrees[-1]}"
         )
 
     def of(self, rows: int) -> "NamedSharding":
@@ -163,9 +162,9 @@ def _require_nested(grid: np.ndarray, names: list[str]) -> None:
     """Refuses a mesh where some devices of a process share a row with another process, not all."""
     processes = np.vectorize(lambda device: device.process_index, otypes=[int])(grid)
     rows = [names.index(axis) for axis in ROWS if axis in names]
-    groups = np.moveaxis(processes, rows, range(len(rows)))
-    # One for all devices with the same rows.
-    groups = groups.reshape(math.prod(groups.shape[: len(rows)]), -1)
+    parts = math.prod(grid.shape[axis] for axis in rows)
+    # [parts of the rows, devices that hold a part]
+    groups = np.moveaxis(processes, rows, range(len(rows))).reshape(parts, -1)
     for process in np.unique(processes):
         holders = groups[(groups == process).any(axis=1)]
         if len(holders) > 1 and (holders != process).any():
