@@ -13,13 +13,14 @@ from tests.runs.runs import lines
 PLAN = pipeline.Plan([5, 3, 4], [pipeline.Bucket(1, 8)])
 
 
-def test_where_files_cannot_be_appended_to_they_are_written_whole(tmp_path, monkeypatch):
+def test_where_files_cannot_be_appended_to_they_are_written_in_parts(tmp_path, monkeypatch):
     monkeypatch.setattr(metrics_files, "is_local", lambda path: False)
     first = RunLog(tmp_path).__enter__()
     for step in range(4):
         first.write({"step": step, "loss": 1.0})
     first.save()
     first.write({"step": 4, "loss": 1.0})  # lost with the process: never saved
+    assert [line["step"] for line in lines(tmp_path)] == [0, 1, 2, 3]
     with RunLog(tmp_path, 3) as again:
         again.write({"step": 3, "loss": 2.0})
     found = [(line["step"], line["loss"]) for line in lines(tmp_path)]
