@@ -1,7 +1,7 @@
 """From the fields of a config to corpora: all fields are checked, then corpora are prepared."""
 
 import functools
-import json
+import logging
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -23,7 +23,10 @@ from pipeline.steps import hosts
 from pipeline.text import sources, templates, tokenizers
 from pipeline.text.config import open_source, open_template, open_tokenizer
 from pipeline.text.features import Feature
+from trainer.config import as_json
 from trainer.schedule import Schedule
+
+logger = logging.getLogger(__name__)
 
 MAKER = "such as configs.vision:make_corpus"
 
@@ -226,7 +229,7 @@ def prepare_scored(config: Any, workdir: epath.Path, *, test: bool) -> tuple[Any
     """
     if not test:
         return prepare_on_hosts(config, workdir / "corpus")[0], workdir / "scores"
-    fields = json.loads(config.to_json())
+    fields = as_json(config)
     by = fields.get("hold_out_by")
     tested = [fields["hold_out"], by] if by else fields.get("hold_out") or fields["eval"]
     directory = workdir / "tests" / fingerprint_of([tested, fields["template"]])
@@ -246,7 +249,9 @@ def prepare_scored(config: Any, workdir: epath.Path, *, test: bool) -> tuple[Any
 def prepare_run(config: Any, schedule: Schedule, workdir: epath.Path) -> tuple[Any, AnyCorpus]:
     """The corpora for training and evaluation of a run, which process 0 prepares first."""
     corpora, held_out = prepare_on_hosts(config, workdir / "corpus", seed=schedule.seed)
-    return schedule.select(corpora), held_out
+    corpus = schedule.select(corpora)
+    logger.info(f"{corpus}")
+    return corpus, held_out
 
 
 def prepare_on_hosts(
