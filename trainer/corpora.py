@@ -31,15 +31,15 @@ logger = logging.getLogger(__name__)
 MAKER = "such as configs.vision:make_corpus"
 
 
-def open_view(fields: Mapping[str, Any], seed: int) -> Callable[[Any], Any]:
-    """A function from a corpus to the view of the `kind` and options in `fields`.
+def open_view(fields: Mapping[str, Any], seed: int) -> tuple[Callable[[Any], Any], Task]:
+    """A function from a corpus to the view of the `kind` and options in `fields`, and its task.
 
-    "causal" is the corpus itself.
+    The task is that of the corpus. The view "causal" is the corpus itself.
     """
     if (chosen := choose("views", {"seed": seed, **fields}, "task", none="causal")) is None:
-        return lambda corpus: corpus
+        return (lambda corpus: corpus), CAUSAL
     kind, options = chosen
-    return functools.partial(kind.make, **options)
+    return functools.partial(kind.make, **options), getattr(kind.make, "needs", CAUSAL)
 
 
 @dataclass(frozen=True)
@@ -186,8 +186,7 @@ def prepare_corpora(
             "give each corpus one name, or for pairs each corpus two"
         )
     seed = config.seed if seed is None else seed
-    view = open_view(config.task.to_dict(), seed)
-    task = getattr(getattr(view, "func", None), "needs", CAUSAL)
+    view, task = open_view(config.task.to_dict(), seed)
     trained = config.tokenizer.kind == "sentencepiece" and not config.tokenizer.model
     tokenizer: Any = None
     if texts or not trained:
