@@ -18,7 +18,7 @@ from pipeline.text.ragged import IDS, Ragged, find_lead, measure
 from pipeline.text.sources.source import Block, text_of, with_place
 from pipeline.text.templates import Template
 from pipeline.text.templates.template import traits_of
-from pipeline.text.values import count_bytes, take_notes
+from pipeline.text.values import count_bytes, name_fields, take_notes
 
 # By what is not trained on: how many records have it, and the first of them.
 Notes: TypeAlias = dict[str, tuple[int, str]]
@@ -357,7 +357,7 @@ def _features_of(
     if name not in record or (record[name] is None and feature.fill is not None):
         if feature.fill is None:
             raise InvalidValue(
-                f"{name} is no field of it (its fields: {', '.join(map(str, record))}); name the "
+                f"{name} is no field of it (its fields: {name_fields(record)}); name the "
                 "feature like its field, or give it a fill="
             )
         return [feature.filled(1 if feature.per_example else size) for size in sizes]

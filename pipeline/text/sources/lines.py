@@ -47,10 +47,10 @@ class Lines:
             except InvalidValue as error:
                 if not self.is_whole(path):
                     raise
-                yield Piece(name, [_rest(error)], [0], 0, None)
+                yield Piece(name, [fail_rest(error)], [0], 0, None)
                 return
             end = end if content.seekable() else math.inf
-            at = _skip_line(content, begin, end) if start is None else _skip(content, start)
+            at = _skip_line(content, begin, end) if start is None else skip(content, start)
             for data in _read_lines(content, at, end, size):
                 if isinstance(data, InvalidValue):
                     yield Piece(name, [data], [at], 0, None)
@@ -88,7 +88,7 @@ def _record(content: bytes, at: int, parse: Callable[[str], dict[str, Any]]) -> 
         return error
 
 
-def _rest(error: InvalidValue) -> InvalidValue:
+def fail_rest(error: InvalidValue) -> InvalidValue:
     """The error in place of the records that a file would have had."""
     return InvalidValue(f"the rest of the file cannot be read: {error}")
 
@@ -109,7 +109,7 @@ def _read_lines(
                     raise InvalidValue(f"it has a line of more than {LONGEST:,} bytes; divide it")
                 data += rest
         except InvalidValue as error:
-            yield _rest(error)
+            yield fail_rest(error)
             return
         if not data:
             return
@@ -117,9 +117,9 @@ def _read_lines(
         at += len(data)
 
 
-def _skip(content: IO[bytes], at: int) -> int:
-    """Goes to byte `at` of a file; returns it."""
-    left = 0 if content.seekable() else at
+def skip(content: IO[bytes], at: int, now: int = 0) -> int:
+    """Goes to byte `at` of a file, of which byte `now` is the next one; returns it."""
+    left = 0 if content.seekable() else at - now
     while left and (data := content.read(min(left, COUNTED))):
         left -= len(data)
     return content.seek(at) if content.seekable() else at

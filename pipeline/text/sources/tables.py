@@ -18,10 +18,13 @@ from pipeline.fs.fork import Handles
 from pipeline.text.sources import files
 from pipeline.text.sources.content import LIMIT, RATIO
 from pipeline.text.sources.source import Piece
-from pipeline.text.values import decode_bytes
+from pipeline.text.values import Half, Single, decode_bytes
 
 # A row counts as at least this many bytes, since a short one may stand for a long text.
 ROW = 64
+
+# What numbers become whose digits a Python float would make up.
+NARROW = {pa.float16(): Half, pa.float32(): Single}
 
 
 class _File(NamedTuple):
@@ -197,11 +200,32 @@ def _values_of(column: pa.ChunkedArray) -> list[Any]:
     try:
         # Arrow trusts the offsets of a file, and would read outside of it.
         column.validate(full=True)
-        return column.to_pylist()
+        return _keep_widths(column.to_pylist(), column.type)
     except (pa.ArrowException, ValueError, OverflowError) as error:
         if len(column) == 1:
             return [InvalidValue(f"its column of {column.type} cannot be read: {error}")]
         return [value for row in range(len(column)) for value in _values_of(column.slice(row, 1))]
+
+
+def _keep_widths(values: list[Any], of: pa.DataType) -> list[Any]:
+    """Values of a type, in which numbers of 16 and 32 bits are no longer than these."""
+    if isinstance(of, pa.BaseExtensionType):
+        return _keep_widths(values, of.storage_type)
+    if pa.types.is_dictionary(of):
+        return _keep_widths(values, of.value_type)
+    if kind := NARROW.get(of):
+        return [None if value is None else kind(value) for value in values]
+    if not any(str(narrow) in str(of) for narrow in NARROW):
+        return values
+    if pa.types.is_struct(of):
+        for field in of:
+            there = [value for value in values if value is not None]
+            own = _keep_widths([value[field.name] for value in there], field.type)
+            for value, each in zip(there, own, strict=True):
+                value[field.name] = each
+    elif hasattr(of, "value_type") and not pa.types.is_map(of):
+        return [None if each is None else _keep_widths(each, of.value_type) for each in values]
+    return values
 
 
 class Tables(files.Files):
