@@ -139,6 +139,22 @@ def test_columns_that_do_not_fit_the_tokens_are_refused(write):
             opened(**options)
 
 
+def test_a_saved_data_set_with_indices_of_rows_that_it_keeps_is_refused(tmp_path):
+    folder = tmp_path / "tokens"
+    save_to_disk(folder, {"a.arrow": [{"input_ids": [1, 2]}, {"input_ids": [3, 4]}]})
+    state = json.loads((folder / "state.json").read_text())
+    listed = [{"filename": "indices.arrow"}]
+    for indices in (listed, None):  # version 1 writes None if all rows count
+        (folder / "state.json").write_text(json.dumps({**state, "_indices_data_files": indices}))
+        for opened in (InPlace.arrow, sources.open_files, sources.ArrowFiles):
+            for paths in (folder, folder / "*.arrow"):
+                if indices is None:
+                    assert len([*opened(paths)]) == 2
+                    continue
+                with pytest.raises(ValueError, match=r"the indices of those that it keeps"):
+                    opened(paths)
+
+
 def test_a_saved_data_set_has_the_files_that_it_lists(tmp_path):
     folder, name = tmp_path / "tokens", "data-00000-of-0000{}.arrow"
     for count, ids in ((2, [1, 2]), (1, [4, 5, 6])):  # the first file stays

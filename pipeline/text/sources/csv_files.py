@@ -12,8 +12,7 @@ from etils import epath
 
 from pipeline.errors import InvalidType, InvalidValue
 from pipeline.text.sources import files
-from pipeline.text.sources.content import LONGEST, open_text
-from pipeline.text.sources.lines import fail_rest, skip
+from pipeline.text.sources.content import LONGEST, fail_rest, open_text, skip
 from pipeline.text.sources.source import Piece
 
 ADVICE = (

@@ -11,7 +11,7 @@ from etils import epath
 
 from pipeline.errors import InvalidValue, require_one_of
 from pipeline.text.sources import files
-from pipeline.text.sources.content import COUNTED, LONGEST, is_packed, open_text
+from pipeline.text.sources.content import COUNTED, LONGEST, fail_rest, is_packed, open_text, skip
 from pipeline.text.sources.source import Piece
 from pipeline.text.values import read_json
 
@@ -88,11 +88,6 @@ def _record(content: bytes, at: int, parse: Callable[[str], dict[str, Any]]) -> 
         return error
 
 
-def fail_rest(error: InvalidValue) -> InvalidValue:
-    """The error in place of the records that a file would have had."""
-    return InvalidValue(f"the rest of the file cannot be read: {error}")
-
-
 def _read_lines(
     content: IO[bytes], at: int, end: float, size: int
 ) -> Iterator[bytes | InvalidValue]:
@@ -115,14 +110,6 @@ def _read_lines(
             return
         yield data
         at += len(data)
-
-
-def skip(content: IO[bytes], at: int, now: int = 0) -> int:
-    """Goes to byte `at` of a file, of which byte `now` is the next one; returns it."""
-    left = 0 if content.seekable() else at - now
-    while left and (data := content.read(min(left, COUNTED))):
-        left -= len(data)
-    return content.seek(at) if content.seekable() else at
 
 
 def _skip_line(content: IO[bytes], begin: int, end: float) -> int:

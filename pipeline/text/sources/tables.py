@@ -433,6 +433,12 @@ def _read_saved(folder: epath.Path) -> list[epath.Path]:
         else:
             state = json.loads((index := folder / "state.json").read_text())
             names = [each["filename"] for each in state["_data_files"]]
+            if any(state[key] for key in state if key.startswith("_indices")):
+                raise InvalidValue(
+                    f"{os.fspath(folder)} was saved by version 1 of datasets with all rows, and "
+                    f"the indices of those that it keeps ({index.name}); load it with that "
+                    "version, call flatten_indices(), and save the result"
+                )
         for name in names:
             if name in ("", ".", "..") or {*name} & {"/", "\\", "\0"}:
                 raise InvalidValue(
