@@ -32,11 +32,13 @@ class _File(NamedTuple):
 
     Attributes:
         names: its columns.
+        types: the type of each.
         groups: the first row of each group, its rows, and its bytes.
         read: reads columns of a group: `read(group, first row in it, rows, columns)`.
     """
 
     names: list[str]
+    types: list[pa.DataType]
     groups: list[tuple[int, int, int]]
     read: Callable[[int, int, int, list[str]], pa.Table]
 
@@ -253,6 +255,11 @@ class Tables(files.Files):
         """The names of the columns that any of the files has."""
         return {name for path in self.files for name in self.format.open_file(path).names}
 
+    def types(self) -> dict[str, pa.DataType]:
+        """The type of each column of the first file."""
+        first = self.format.open_file(self.files[0])
+        return dict(zip(first.names, first.types, strict=True))
+
 
 class ParquetFiles(Tables):
     """Records from Parquet files, one for each row; see `Tables` for the arguments.
@@ -292,7 +299,8 @@ def _open_parquet(path: epath.Path) -> _File:
         return pa.Table.from_batches(found)
 
     sizes = [(group.num_rows, group.total_byte_size) for group in groups]
-    return _File(file.schema_arrow.names, _place_groups(sizes), read)
+    schema = file.schema_arrow
+    return _File(schema.names, schema.types, _place_groups(sizes), read)
 
 
 class ArrowFiles(Tables):
@@ -345,7 +353,7 @@ def _open_arrow(path: epath.Path) -> _File:
     rows = list(_count_rows(raw, is_file, pa.ipc.IpcReadOptions(included_fields=narrow)))
     total = sum(rows)
     sizes = [(each, len(raw) * each // total) if each else (0, 0) for each in rows]
-    return _File(schema.names, _place_groups(sizes), read)
+    return _File(schema.names, schema.types, _place_groups(sizes), read)
 
 
 def _count_rows(raw: Any, is_file: bool, options: pa.ipc.IpcReadOptions) -> Iterator[int]:
