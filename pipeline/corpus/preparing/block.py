@@ -146,9 +146,8 @@ class BlockEncoder:
         marks = self._tokenizer.begin_id, self._tokenizer.end_id
         most = sum(mark is not None for mark in marks)
         per_record = counts.reshape(-1, self._job.nodes)
-        empty = (per_record <= most).all(axis=1)
-        empty[list(self.failed)] = False
-        return np.flatnonzero(empty)
+        empty = np.flatnonzero((per_record <= most).all(axis=1))
+        return np.setdiff1d(empty, list(self.failed))
 
     # ---- items: what the tokenizer gets of each record
 
