@@ -62,17 +62,16 @@ SHORT = [0.7, None, 0.1, 2.0]
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("of", [pa.float16(), pa.float32(), pa.float64()])
 def test_numbers_print_with_the_digits_of_their_width_wherever_they_are(of, kind, tmp_path):
-    column = pa.array(
-        np.array([0.7, 0, 0.1, 2.0], of.to_pandas_dtype()), of, mask=np.arange(4) == 1
-    )
+    numbers = np.array([0.7, 0, 0.1, 2.0], of.to_pandas_dtype())
+    column = pa.array(numbers, of, mask=np.arange(4) == 1)
+    values, inner = column.to_pylist(), pa.struct([("n", of)])
     columns = {
         "n": column,
-        "dict": pa.array([{"a": {"n": each}} for each in column.to_pylist()],
-                         pa.struct([("a", pa.struct([("n", of)]))])),
-        "list": pa.array([[each] for each in column.to_pylist()], pa.list_(of)),
-    }  # fmt: skip
+        "dict": pa.array([{"a": {"n": each}} for each in values], pa.struct([("a", inner)])),
+        "list": pa.array([[each] for each in values], pa.list_(of)),
+    }
     source = write_table(tmp_path / f"a.{kind}", pa.table(columns))
-    for row, number, exact in zip(source, SHORT, column.to_pylist(), strict=True):
+    for row, number, exact in zip(source, SHORT, values, strict=True):
         assert row["n"] == exact
         template = templates.Answer(prompt="{n} {dict[a][n]} ", answer="{list[0]}", null="-")
         text = "-" if number is None else str(number)
