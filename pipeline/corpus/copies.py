@@ -7,7 +7,6 @@ import numpy as np
 
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.side import Side
-from pipeline.corpus.tasks import ARRAYS
 
 
 def duplicates(corpus: AnyCorpus) -> np.ndarray:
@@ -39,7 +38,7 @@ def duplicates(corpus: AnyCorpus) -> np.ndarray:
 def _digests(side: Side, examples: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """128 bits of the SHA-256 of each example: uint64 [examples, 2]."""
     found = bytearray()
-    wanted = None if getattr(side, "task", None) == ARRAYS else ()  # which has nothing but features
+    wanted = () if side.has_tokens else None  # arrays are features alone
     for mine, fields in side.read_blocks(examples, 0 * examples, lengths, wanted):
         if side.trees is not None:  # groups with equal tokens may have different trees
             nodes = side.read_nodes(examples[mine])

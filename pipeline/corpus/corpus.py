@@ -21,8 +21,7 @@ from pipeline.corpus.stored.cache import PartCache, default_directory
 from pipeline.corpus.stored.directory import LENGTHS, MANIFEST, damage
 from pipeline.corpus.stored.log import read_counts
 from pipeline.corpus.stored.manifest import Manifest, open_part, read_lengths, require_same_origin
-from pipeline.corpus.stored.memory import PartStore
-from pipeline.corpus.stored.reader import LocalParts, Reader
+from pipeline.corpus.stored.reader import Reader
 from pipeline.corpus.stored.writer import NO_ORIGIN, Writer
 from pipeline.corpus.tasks import A_TASK, ARRAYS, CAUSAL, GROUPS, TASKS, Task
 from pipeline.errors import Exists, InvalidValue, require_type, require_whole
@@ -104,16 +103,9 @@ class Corpus(SingleCorpus):
         }
         self.features = manifest.features
         self.cache = None if cache is None else pathlib.Path(cache).expanduser()
-        self._caches: list[PartCache] = []
-        store: PartStore = LocalParts(place, manifest.parts)
-        if self.cache is None:
-            self.lengths = read_lengths(place / LENGTHS, manifest)
-        else:
-            here = self.cache / manifest.digest
-            store = PartCache(place, manifest.parts, here, cache_bytes)
-            self._caches.append(store)
-            read = functools.partial(read_lengths, manifest=manifest)
-            self.lengths = store.read_copy(LENGTHS, read)
+        store = PartCache.find(place, manifest, self.cache, cache_bytes)
+        read = functools.partial(read_lengths, manifest=manifest)
+        self.caches, self.lengths = store.caches, store.read_copy(LENGTHS, read)
         self.files = examples = manifest.parts.numbers("examples")
         columns = {**manifest.of_tokens, **self.features}
         self.reader = Reader(self.task, self.lengths, examples, columns, [store])
@@ -248,11 +240,6 @@ class Corpus(SingleCorpus):
             columns, directory, features=known, vocab_size=vocab_size, task=GROUPS
         )
         return Groups(nodes)
-
-    @property
-    def caches(self) -> tuple[tuple[PartCache, int], ...]:
-        """See `AnyCorpus`."""
-        return tuple((cache, 0) for cache in self._caches)
 
     def cached_file(self, name: str, make: Callable[[], bytes]) -> bytes:
         """See `AnyCorpus`; one process makes it, and the others that share a directory wait."""

@@ -95,7 +95,7 @@ class JoinedSide(Side):
 
     def __init__(self, sides: Sequence[Side]):
         self._sides, first = sides, sides[0]
-        self.weighted, self.trees = first.weighted, first.trees
+        self.weighted, self.has_tokens, self.trees = first.weighted, first.has_tokens, first.trees
         self.features = {name: each for side in sides for name, each in side.features.items()}
 
     @computed

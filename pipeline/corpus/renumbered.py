@@ -190,6 +190,7 @@ class RenumberedSide(Side):
         self._sides, self._numbering = sides, numbering
         known = [side for side in sides if side is not None]
         self.weighted = any(side.weighted for side in known)
+        self.has_tokens = any(side.has_tokens for side in known)
         self.features: Mapping[str, Feature] = {
             name: each for side in known for name, each in side.features.items()
         }

@@ -47,15 +47,15 @@ class Task:
         self, columns: Any, features: Mapping[str, Feature] | None
     ) -> dict[str, dict[str, Feature]]:
         """The features of each side of examples in `columns`; see `divide_features`."""
-        has_tokens = not isinstance(columns, Mapping) or TOKENS in columns
+        given = not isinstance(columns, Mapping) or TOKENS in columns
         alone = all(feature.of in OF for feature in check_features(features).values())
-        return divide_features([self] if has_tokens or alone else [], features)
+        return divide_features([self] if given or alone else [], features)
 
     def check(self, features: Mapping[str, Feature] | None) -> dict[str, Feature]:
         """`features` as a dict; refuses those that examples of this task alone cannot have."""
         for side, mine in divide_features([self], features).items():
             for name, feature in mine.items():
-                beside = side != self.side and self.name != ARRAYS.name
+                beside = side != self.side and self.has_tokens
                 if beside or feature.to is not None:
                     what = f"is of the side {side!r}" if beside else "is a pointer"
                     raise InvalidValue(
@@ -64,6 +64,11 @@ class Task:
                         "examples of several sides"
                     )
         return dict(features or {})
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether positions have tokens; if not, they have features alone, as those of arrays."""
+        return bool(self.shifts)
 
     @property
     def has_targets(self) -> bool:

@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline import InPlace
+from pipeline import InPlace, registry
 from pipeline.corpus import INPUTS
 from pipeline.corpus.tokens.formats import recognise
+from pipeline.corpus.tokens.token_files import signs
 from pipeline.errors import UserError
 from tests.corpus.files import documents_of
 from tests.text.record_files import save_to_disk
@@ -78,6 +79,31 @@ def test_formats_are_told_by_the_files(tmp_path):
         (tmp_path / "nowhere.bin", ""),
     ):
         assert (found.name if (found := recognise(path)) else "") == form
+
+
+def test_a_format_of_another_package_is_asked_before_those_that_know_names_alone(
+    tmp_path, monkeypatch
+):
+    @signs(lambda path: path.read_bytes().startswith(b"MINE"))
+    def mine(paths):
+        """Files of another program."""
+
+    (tmp_path / "mine.bin").write_bytes(b"MINE and more")
+    (tmp_path / "other.bin").write_bytes(b"ids")
+    kinds = [*registry.kinds("tokens"), registry.Kind("tokens", "mine", mine)]
+    monkeypatch.setattr(registry, "kinds", lambda group: iter(kinds))
+    assert recognise(tmp_path / "mine.bin").name == "mine"
+    assert recognise(tmp_path / "other.bin").name == "flat"
+
+
+def test_an_option_that_names_files_is_told_by_its_type():
+    named = {
+        (kind.name, name)
+        for kind in registry.kinds("tokens")
+        for name, option in kind.options.items()
+        if option.names_files
+    }
+    assert named == {("flat", "weights")}
 
 
 @pytest.mark.parametrize("of", OPENED, ids="-".join)

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypedDict
 
 import numpy as np
 from etils import epath
@@ -26,7 +26,6 @@ from pipeline.corpus.preparing.inspect import inspect
 from pipeline.corpus.preparing.job import Job, OnError
 from pipeline.corpus.preparing.processes import Engine, Processes, refuse_import
 from pipeline.corpus.preparing.work import Work
-from pipeline.corpus.sides import Sides
 from pipeline.corpus.stored.directory import BESIDE, MANIFEST, PART_NAME, SHARDS, SKIPPED, TEMPORARY
 from pipeline.corpus.stored.log import (
     finish,
@@ -50,7 +49,7 @@ from pipeline.fs.atomic import (
 from pipeline.text.features import Feature
 from pipeline.text.sources import Sharded, Source
 from pipeline.text.sources.source import Shard
-from pipeline.text.templates import Pair, Template
+from pipeline.text.templates import Template
 from pipeline.text.tokenizers import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -125,30 +124,6 @@ class PrepareOptions(TypedDict, total=False):
     num_workers: int | None
     engine: Engine | None
     progress: bool
-
-
-def prepare_pairs(
-    source: Source | Sharded,
-    tokenizer: Tokenizer,
-    directory: epath.PathLike,
-    *,
-    fields: tuple[str | Template, str | Template] = ("inputs", "targets"),
-    **options: Unpack[PrepareOptions],
-) -> Sides:
-    """The pairs of `source`, for sequence to sequence: `prepare` with the template `Pair`.
-
-    Args:
-        source: records by number, each with two texts.
-        tokenizer: for both texts; it must have a begin mark, from which the decoder starts.
-        directory: where to write.
-        fields: the fields of each record that hold inputs and targets, or templates; the template
-            of the targets decides which tokens carry loss. Default: "inputs" and "targets".
-        **options: as for `prepare`.
-    """
-    pair = Pair.of(fields)
-    made = prepare(source, tokenizer, directory, template=pair, **options)
-    assert isinstance(made, Sides)
-    return made
 
 
 def prepare_share(

@@ -53,7 +53,7 @@ class Traits:
     fields: Mapping[str, str] | None = None
     unweighted: bool = False
     nodes: int = 1
-    features: Mapping[str, Feature] | None = None
+    features: Mapping[str, Feature] = dataclasses.field(default_factory=dict)
 
 
 def traits_of(template: Any) -> Traits:
@@ -61,17 +61,15 @@ def traits_of(template: Any) -> Traits:
 
     `fields` may also be an attribute of a user's own, which is no mapping of these sides.
     """
-    names = [each.name for each in dataclasses.fields(Traits) if hasattr(template, each.name)]
-    given = {name: getattr(template, name) for name in names}
+    given: dict[str, Any] = {
+        each.name: value
+        for each in dataclasses.fields(Traits)
+        if (value := getattr(template, each.name, None)) is not None
+    }
     fields, sides = given.get("fields"), given.get("sides", ())
     if not isinstance(fields, Mapping) or {*fields} != {*sides}:
         given["fields"] = None
     return Traits(**given)
-
-
-def count_nodes(template: Any) -> int:
-    """The number of lists of spans that a template makes of a record: 1, or more for groups."""
-    return traits_of(template).nodes
 
 
 # A span with its weight, and for each feature the value of its tokens, `[1, *shape]`; of `Slots`
@@ -133,7 +131,7 @@ def _fill_nodes(
     template: Template, given: Any, features: Mapping[str, Feature] | None
 ) -> list[list[Filled]]:
     """The spans of one side of a record, for each node a list."""
-    if (nodes := count_nodes(template)) == 1:
+    if (nodes := traits_of(template).nodes) == 1:
         given = [given]
     elif not isinstance(given, list | tuple) or len(given) != nodes:
         raise InvalidValue(
@@ -166,7 +164,7 @@ def apply(template: Template, record: Mapping[str, Any]) -> Any:
 
     A row of a table, whose columns are read when they are asked for, has text already.
     """
-    as_is = getattr(template, "takes_bytes", False) is True or not isinstance(record, dict)
+    as_is = not isinstance(record, dict) or traits_of(template).takes_bytes
     return template(record if as_is else decode_bytes(record))  # type: ignore[arg-type]
 
 
