@@ -15,7 +15,6 @@ from pipeline.corpus.added import AddedFeatures, add_features, find_added
 from pipeline.corpus.groups import Groups
 from pipeline.corpus.interface import AnyCorpus, SingleCorpus, computed
 from pipeline.corpus.joined import Joined
-from pipeline.corpus.nested import divide_groups
 from pipeline.corpus.sides import Sides, record_sides, require_names
 from pipeline.corpus.stored.cache import PartCache, default_directory
 from pipeline.corpus.stored.directory import LENGTHS, MANIFEST, damage
@@ -23,7 +22,8 @@ from pipeline.corpus.stored.log import read_counts
 from pipeline.corpus.stored.manifest import Manifest, open_part, read_lengths, require_same_origin
 from pipeline.corpus.stored.reader import Reader
 from pipeline.corpus.stored.writer import NO_ORIGIN, Writer
-from pipeline.corpus.tasks import A_TASK, ARRAYS, CAUSAL, GROUPS, TASKS, Task
+from pipeline.corpus.tasks import A_TASK, CAUSAL, GROUPS, TASKS, Task, is_single, tasks_of
+from pipeline.corpus.trees import divide_groups
 from pipeline.errors import Exists, InvalidValue, require_type, require_whole
 from pipeline.fs.atomic import as_path, is_local, write_once
 from pipeline.planning.lengths import NO_EXAMPLES, digest
@@ -183,13 +183,13 @@ class Corpus(SingleCorpus):
         vocab_size = None if vocab_size is None else require_whole("vocab_size", vocab_size, 1)
         require_names(sides)
         parts = divide_arrays(columns, sides, vocab_size, task.lookahead)
-        single = [*sides] == [task.side] and loss is None
+        tasks = tasks_of(sides, [task])
+        single = is_single(tasks, loss)
         with contextlib.ExitStack() as stack:
             made = {}
-            for name in sides:
-                of = (task, vocab_size) if name == task.side else (ARRAYS, None)
+            for name, of in tasks.items():
                 place = directory if single else directory / name
-                made[name] = stack.enter_context(_Writing(place, *of))
+                made[name] = stack.enter_context(_Writing(place, of, vocab_size))
             for side, part in parts:
                 made[side].append(part)
             corpora = {name: each.finish() for name, each in made.items()}
@@ -388,7 +388,8 @@ class _Writing:
     """A corpus that is written part by part, or compared with the one that is there already."""
 
     def __init__(self, directory: epath.Path, task: Task, vocab_size: int | None):
-        self._directory, self._task, self._vocab_size = directory, task, vocab_size
+        self._directory, self._task = directory, task
+        self._vocab_size = vocab_size if task.has_tokens else None
         self._digests: list[str] = []
 
     def __enter__(self) -> "_Writing":

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 
 from pipeline.corpus.interface import AnyCorpus, computed
+from pipeline.corpus.nodes import Nodes
 from pipeline.corpus.renumbered import Renumbered
 from pipeline.corpus.side import Side
 from pipeline.corpus.stored.gather import Fields
 from pipeline.corpus.stored.reader import Pieces
-from pipeline.corpus.trees import Nodes
 from pipeline.errors import InvalidValue
 
 

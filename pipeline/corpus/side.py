@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.corpus.nodes import Nodes
 from pipeline.corpus.stored.gather import Fields
 from pipeline.corpus.stored.reader import Pieces
-from pipeline.corpus.trees import Nodes
 from pipeline.errors import InvalidValue, OutOfRange, suggest_option
 from pipeline.text.features import Feature
 

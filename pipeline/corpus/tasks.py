@@ -1,6 +1,6 @@
 """Tasks: the fields that a model takes from an example, and so the length of an example."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -190,6 +190,24 @@ def divide_features(
                     "another name"
                 )
     return sides
+
+
+def tasks_of(sides: Iterable[str], tasks: Sequence[Task]) -> dict[str, Task]:
+    """The task of each side, by name: that of its tokens, or `ARRAYS`.
+
+    >>> {side: task.name for side, task in tasks_of(["inputs", "patches"], [CAUSAL]).items()}
+    {'inputs': 'causal', 'patches': 'arrays'}
+    """
+    named = {task.side: task for task in tasks}
+    return {side: named.get(side, ARRAYS) for side in sides}
+
+
+def is_single(tasks: Mapping[str, Task], loss: str | None) -> bool:
+    """Whether examples with these sides are one corpus: they have one side, of tokens.
+
+    `loss` is the side of arrays that carries the loss, if one does.
+    """
+    return loss is None and [task.has_tokens for task in tasks.values()] == [True]
 
 
 def add_parents(features: Mapping[str, Feature]) -> dict[str, Feature]:

@@ -7,7 +7,6 @@ from typing import Any, Literal, TypeAlias, cast, get_args
 
 from pipeline.corpus.tasks import (
     A_TASK,
-    ARRAYS,
     CAUSAL,
     GROUPS,
     OF_PAIRS,
@@ -15,6 +14,8 @@ from pipeline.corpus.tasks import (
     Task,
     add_parents,
     divide_features,
+    is_single,
+    tasks_of,
 )
 from pipeline.errors import InvalidType, InvalidValue, require_one_of, require_type
 from pipeline.planning.identity import fingerprint_of
@@ -136,14 +137,15 @@ class Job:
             return {task.side: self.field for task in self.tasks}
         return traits_of(self.template).fields
 
-    def task_of(self, side: str) -> Task:
-        """The task of a side."""
-        return next((task for task in self.tasks if task.side == side), ARRAYS)
+    @functools.cached_property
+    def side_tasks(self) -> dict[str, Task]:
+        """The task of each side, by name."""
+        return tasks_of(self.sides, self.tasks)
 
     @property
     def is_single(self) -> bool:
         """Whether the examples have one side, of tokens."""
-        return len(self.sides) == 1 and self.loss is None and self.tokenizer is not None
+        return is_single(self.side_tasks, self.loss)
 
     @functools.cached_property
     def columns(self) -> dict[str, Feature]:

@@ -198,7 +198,7 @@ def prepare_job(
     made = {side: Corpus(place) for side, place in work.places.items()}
     for side, corpus in made.items():
         require_same_origin(work.places[side], corpus.origin, origin)
-        corpus.require_task(job.task_of(side))
+        corpus.require_task(job.side_tasks[side])
     if not job.is_single:
         return as_sides(made, job.loss)
     (corpus,) = made.values()
@@ -280,7 +280,7 @@ def _finish(work: Work, manifests: Mapping[str, Manifest], shards: int, engine: 
         manifest = manifests[side]
         if manifest.finished:  # by a process that was killed before it finished the others
             continue
-        there, task = work.read_all(range(shards), place), work.job.task_of(side)
+        there, task = work.read_all(range(shards), place), work.job.side_tasks[side]
         records = [record for found, _ in there.values() for record in found]
         if missing := [shard for shard, (_, done) in there.items() if not done]:
             raise InvalidState(

@@ -93,7 +93,7 @@ class Work:
         return {side: self._declare(side, place) for side, place in self.places.items()}
 
     def _declare(self, side: str, place: epath.Path) -> Manifest:
-        job, task = self.job, self.job.task_of(side)
+        job, task = self.job, self.job.side_tasks[side]
         tokenizer = job.tokenizer if task.has_tokens else None
         manifest = Manifest(
             task=task.name,
@@ -176,7 +176,7 @@ class Work:
             parts = []
             if piece.examples:
                 path, examples = place / part_name(shard, number), piece.examples[side]
-                task, size = job.task_of(side), None
+                task, size = job.side_tasks[side], None
                 if task.has_tokens and job.tokenizer is not None:
                     size = job.tokenizer.vocab_size
                 kind: Any = {"task": task, "origin": job.origin, "vocab_size": size}
