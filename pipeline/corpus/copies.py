@@ -12,9 +12,10 @@ from pipeline.corpus.side import Side
 def duplicates(corpus: AnyCorpus) -> np.ndarray:
     """The numbers of the examples that are copies of an earlier one: int64, ascending.
 
-    Copies have the same tokens and loss weights; groups also the same tree, and several sides the
-    same on each. Nothing is stored: one pass reads all tokens, at some 100 million a second, and
-    keeps 16 bytes for each example of a side. Examples of length 0 never count as copies.
+    Copies have the same tokens and loss weights, or the same arrays; groups also the same tree, and
+    several sides the same on each. Nothing is stored: one pass reads all tokens, at some 100
+    million a second, and keeps 16 bytes for each example of a side. Examples of length 0 never
+    count as copies.
 
     >>> pipeline.Plan(corpus, buckets, exclude=duplicates(corpus))  # doctest: +SKIP
 

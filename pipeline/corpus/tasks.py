@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import InvalidValue
-from pipeline.text.features import OF, OFFSETS, TOKENS, WEIGHTS, Feature, check_features
+from pipeline.text.features import OFFSETS, TOKENS, WEIGHTS, Feature, check_features
 
 # The stored feature of a node of a group that says how many nodes back its parent is; 0: a prefix.
 ABOVE = "_above"
@@ -48,8 +48,8 @@ class Task:
     ) -> dict[str, dict[str, Feature]]:
         """The features of each side of examples in `columns`; see `divide_features`."""
         given = not isinstance(columns, Mapping) or TOKENS in columns
-        alone = all(feature.of in OF for feature in check_features(features).values())
-        return divide_features([self] if given or alone else [], features)
+        arrays = any(feature.of_arrays for feature in check_features(features).values())
+        return divide_features([self] if given or not arrays else [], features)
 
     def check(self, features: Mapping[str, Feature] | None) -> dict[str, Feature]:
         """`features` as a dict; refuses those that examples of this task alone cannot have."""
@@ -161,7 +161,7 @@ def divide_features(
     stored = {of: task.side for task in tasks for of in ("inputs", "targets") if of in task.shifts}
     stored |= {"continuation": GROUPS.side} if GROUPS in tasks else {}
     for feature in known.values():
-        if feature.of not in OF:
+        if feature.of_arrays:
             sides.setdefault(stored.setdefault(feature.of, feature.of), {})
     stored["example"] = next(iter(sides), ARRAYS.side)
     for name, feature in known.items():

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from etils import epath
 
 from pipeline import InPlace, registry
 from pipeline.corpus import INPUTS
+from pipeline.corpus.tokens import arrow, npy, token_files
 from pipeline.corpus.tokens.formats import recognise
 from pipeline.corpus.tokens.token_files import signs
 from pipeline.errors import UserError
@@ -64,6 +66,27 @@ def test_documents_and_masks_are_those_of_the_programs_own_reader(of, monkeypatc
         assert [each["loss_weights"].tolist() for each in causal] == [mask[1:] for mask in masks]
         with pytest.raises(ValueError, match=r"on which tokens to train; give (weights|labels)="):
             open_golden(of, monkeypatch)
+
+
+@pytest.mark.parametrize("of", OPENED, ids="-".join)
+def test_the_files_of_a_corpus_are_those_that_were_given_and_not_their_local_copies(
+    of, tmp_path, monkeypatch
+):
+    def copy(path):
+        copies.append(tmp_path / path.resolve().relative_to(GOLDEN))
+        copies[-1].parent.mkdir(parents=True, exist_ok=True)
+        return epath.Path(shutil.copy(path, copies[-1]))
+
+    copies = []
+    for module in (arrow, npy, token_files):
+        monkeypatch.setattr(module, "local_copy", copy)
+    form, options, masked = OPENED[of]
+    monkeypatch.chdir(GOLDEN / of[0])
+    none = {"weights": ()} if masked or of == ("arrow", "splits") else {}
+    found = registry.find("tokens", form).make(PATHS.get(of[1], of[1]), **options, **none)
+    assert copies
+    assert found.files
+    assert all(GOLDEN in path.resolve().parents for path in found.files)
 
 
 def test_formats_are_told_by_the_files(tmp_path):

@@ -20,7 +20,7 @@ from pipeline.corpus.tasks import (
 from pipeline.errors import InvalidType, InvalidValue, require_one_of, require_type
 from pipeline.planning.identity import fingerprint_of
 from pipeline.text import templates
-from pipeline.text.features import OF, Feature, check_features
+from pipeline.text.features import Feature, check_features
 from pipeline.text.sources import Sharded, Source
 from pipeline.text.sources.source import sharded
 from pipeline.text.templates import Template
@@ -123,7 +123,7 @@ class Job:
         known = check_features(traits_of(self.template).features if given is None else given)
         if self.nodes > 1:
             known = add_parents(GROUPS.check(known))
-        if self.tokenizer is None and all(feature.of in OF for feature in known.values()):
+        if self.tokenizer is None and not any(feature.of_arrays for feature in known.values()):
             raise InvalidValue(
                 "tokenizer is None, and features describe no side of arrays; give a tokenizer for "
                 "text, or features such as {'patches': Feature('patches', dtype='uint8')}"

@@ -56,15 +56,16 @@ class Traits:
     features: Mapping[str, Feature] = dataclasses.field(default_factory=dict)
 
 
+TRAITS = tuple(each.name for each in dataclasses.fields(Traits))
+
+
 def traits_of(template: Any) -> Traits:
     """What a template has of `Traits`, and for others their defaults; None has these, too.
 
     `fields` may also be an attribute of a user's own, which is no mapping of these sides.
     """
     given: dict[str, Any] = {
-        each.name: value
-        for each in dataclasses.fields(Traits)
-        if (value := getattr(template, each.name, None)) is not None
+        name: value for name in TRAITS if (value := getattr(template, name, None)) is not None
     }
     fields, sides = given.get("fields"), given.get("sides", ())
     if not isinstance(fields, Mapping) or {*fields} != {*sides}:
@@ -99,7 +100,8 @@ def fill(
         arrays: the other sides; None: any.
     """
     try:
-        given: Any = apply(template, record)
+        traits = traits_of(template)
+        given: Any = _apply(template, record, traits)
         if not isinstance(given, Mapping) and (tokens is None or len(tokens) == 1):
             given = {next(iter(tokens or ("inputs",))): given}
         found = given if isinstance(given, Mapping) else {}
@@ -113,7 +115,7 @@ def fill(
                 f"({', '.join(arrays or ()) or 'none'}), which features= describe"
             )
         return {
-            side: _fill_nodes(template, each, tokens[side]) if side in tokens else each
+            side: _fill_nodes(traits.nodes, each, tokens[side]) if side in tokens else each
             for side, each in found.items()
         }
     except (LeftOut, MemoryError):
@@ -128,10 +130,10 @@ def fill(
 
 
 def _fill_nodes(
-    template: Template, given: Any, features: Mapping[str, Feature] | None
+    nodes: int, given: Any, features: Mapping[str, Feature] | None
 ) -> list[list[Filled]]:
     """The spans of one side of a record, for each node a list."""
-    if (nodes := traits_of(template).nodes) == 1:
+    if nodes == 1:
         given = [given]
     elif not isinstance(given, list | tuple) or len(given) != nodes:
         raise InvalidValue(
@@ -164,7 +166,11 @@ def apply(template: Template, record: Mapping[str, Any]) -> Any:
 
     A row of a table, whose columns are read when they are asked for, has text already.
     """
-    as_is = not isinstance(record, dict) or traits_of(template).takes_bytes
+    return _apply(template, record, traits_of(template))
+
+
+def _apply(template: Template, record: Mapping[str, Any], traits: Traits) -> Any:
+    as_is = traits.takes_bytes or not isinstance(record, dict)
     return template(record if as_is else decode_bytes(record))  # type: ignore[arg-type]
 
 
