@@ -25,6 +25,7 @@ import importlib
 import importlib.metadata
 import inspect
 import json
+import os
 import re
 import textwrap
 import typing
@@ -88,6 +89,15 @@ class Option:
     required: bool
     help: str
 
+    @property
+    def names_files(self) -> bool:
+        """Whether its values are names of files: its type has `os.PathLike`.
+
+        >>> Option("weights", str | os.PathLike | None, False, "").names_files
+        True
+        """
+        return os.PathLike in (self.type, *typing.get_args(self.type))
+
     def read(self, text: str) -> Any:
         """The value of a text from a shell, as JSON or Python spell it, or the text itself.
 
@@ -131,9 +141,10 @@ class Kind:
     def options(self) -> dict[str, Option]:
         """The options by name, without what it is called with beside them, such as paths."""
         help_of, hints = _read_help(self.make), _read_types(self.make)
-        has_none = self.group == "templates" or not hasattr(self.make, "file")
-        num_others = 0 if self.group in ("templates", "tokenizers") and has_none else 1
-        parameters = [*inspect.signature(self.make).parameters.values()][num_others:]
+        # Before them are the paths, or the corpus of a view; of tokenizers, the path of a file.
+        has_file = self.group == "tokenizers" and hasattr(self.make, "file")
+        first = 1 if has_file or self.group in ("records", "tokens", "views") else 0
+        parameters = [*inspect.signature(self.make).parameters.values()][first:]
         return {
             each.name: Option(
                 each.name,

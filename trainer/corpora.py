@@ -82,7 +82,8 @@ def _open_text(name: str, fields: Any, config: Any) -> Text:
         field, template = "", templates.Pair.of(field)
     rules = dict(config.get("prepare", {}))
     if key := config.get("hold_out_by"):
-        rules["features"] = {**getattr(template, "features", {}), key: Feature("example", key=True)}
+        known = templates.traits_of(template).features
+        rules["features"] = {**known, key: Feature("example", key=True)}
     return Text(open_source(fields, name), field, template, rules)
 
 

@@ -9,7 +9,6 @@ from pipeline.corpus.copies import duplicates
 from pipeline.corpus.corpus import Corpus
 from pipeline.corpus.in_place import InPlace
 from pipeline.corpus.interface import AnyCorpus
-from pipeline.corpus.tasks import ARRAYS
 from pipeline.errors import InvalidValue, counted
 from pipeline.history.coverage import Coverage
 from pipeline.planning.plan import Plan
@@ -37,7 +36,7 @@ def check_corpus(corpus: AnyCorpus, report: Callable[[str], None]) -> None:
     else:
         return
     report(f"fingerprint: {corpus.fingerprint}")
-    if corpus.task != ARRAYS:
+    if corpus.has_tokens:
         _check_vocabulary(corpus, report)
 
 

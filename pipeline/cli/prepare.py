@@ -22,7 +22,6 @@ from pipeline.fs.atomic import as_path
 from pipeline.text import sources, templates
 from pipeline.text.config import open_template, open_tokenizer
 from pipeline.text.features import Feature
-from pipeline.text.sources import Tables
 from pipeline.text.templates import Template
 
 MARK_ADVICE = "name it with --{0}-token TOKEN, or give --{0}-token '' for no mark"
@@ -79,16 +78,15 @@ def prepare_files(arguments: argparse.Namespace) -> str:
     engine = _engine(arguments)
     given = registry.find("records", kind, "--kind").read(options, "--kind") if kind else {}
     source = sources.open_files(arguments.source, kind, **given)
-    columns = source.names() if isinstance(source, Tables) and not arguments.template else set()
+    columns = set() if arguments.template else source.names()
     if arguments.field not in columns and "input_ids" in columns:
-        if isinstance(source, sources.ArrowFiles):
-            raise InvalidValue(
-                f"{source} {describe_use(arguments.source[0], registry.find('tokens', 'arrow'))}"
-            )
+        if source.in_place:
+            form = registry.find("tokens", source.in_place)
+            raise InvalidValue(f"{source} {describe_use(arguments.source[0], form)}")
         raise InvalidValue(
             f"{source} holds tokens, and prepare makes them of text; copy these in Python with "
             "pipeline.Corpus.from_arrays(record['input_ids'] for record in source), where source "
-            f"is pipeline.sources.ParquetFiles({arguments.source[0]!r})"
+            f"is pipeline.sources.{type(source).__name__}({arguments.source[0]!r})"
         )
     template = _template(arguments.template) if arguments.template else None
     of = functools.partial(templates.texts, template) if template else arguments.field
@@ -104,7 +102,7 @@ def prepare_files(arguments: argparse.Namespace) -> str:
     }
     if arguments.key:
         key = {arguments.key: Feature("example", key=True)}
-        recipe["features"] = {**getattr(template, "features", {}), **key}
+        recipe["features"] = {**templates.traits_of(template).features, **key}
     if arguments.of is not None:
         job = Job(source, tokenizer, **recipe)
         prepare_share(job, directory, (arguments.task, arguments.of), engine=engine)

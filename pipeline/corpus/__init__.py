@@ -21,7 +21,8 @@ from pipeline.corpus.pairs import Pairs
 from pipeline.corpus.pictures import patch_grid, patchify
 from pipeline.corpus.prefixes import find_prefixes
 from pipeline.corpus.preparing.job import Job
-from pipeline.corpus.preparing.preparation import prepare, prepare_job, prepare_pairs, prepare_share
+from pipeline.corpus.preparing.pairs import prepare_pairs
+from pipeline.corpus.preparing.preparation import prepare, prepare_job, prepare_share
 from pipeline.corpus.side import Side
 from pipeline.corpus.sides import Sides
 from pipeline.corpus.split import Split

@@ -12,9 +12,8 @@ from pipeline.corpus.interface import SingleCorpus
 from pipeline.corpus.stored.cache import PartCache
 from pipeline.corpus.stored.directory import damage
 from pipeline.corpus.stored.manifest import Manifest, open_part
-from pipeline.corpus.stored.memory import PartStore
 from pipeline.corpus.stored.parts import write_part
-from pipeline.corpus.stored.reader import LocalParts, Reader
+from pipeline.corpus.stored.reader import Reader
 from pipeline.corpus.tasks import TASKS
 from pipeline.errors import InvalidValue, suggest_option
 from pipeline.fs.atomic import directory_lock
@@ -52,17 +51,9 @@ class AddedFeatures(SingleCorpus):
         self.task, self.features = TASKS[manifest.task], manifest.features
         self.files = examples = manifest.parts.numbers("examples")
         self.identity, self.fingerprint = {"features": manifest.digest}, manifest.digest
-        store: PartStore = LocalParts(directory, manifest.parts)
-        self._caches: list[PartCache] = []
-        if cache is not None:
-            store = PartCache(directory, manifest.parts, cache / manifest.digest, cache_bytes)
-            self._caches.append(store)
+        store = PartCache.find(directory, manifest, cache, cache_bytes)
+        self.caches = store.caches
         self.reader = Reader(self.task, lengths, examples, self.features, [store])
-
-    @property
-    def caches(self) -> tuple[tuple[PartCache, int], ...]:
-        """See `AnyCorpus`."""
-        return tuple((each, 0) for each in self._caches)
 
     def verify(self) -> None:
         """Reads all parts, and refuses the first whose content is not what was written."""

@@ -7,15 +7,15 @@ import numpy as np
 
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.side import Side
-from pipeline.corpus.tasks import ARRAYS
 
 
 def duplicates(corpus: AnyCorpus) -> np.ndarray:
     """The numbers of the examples that are copies of an earlier one: int64, ascending.
 
-    Copies have the same tokens and loss weights; groups also the same tree, and several sides the
-    same on each. Nothing is stored: one pass reads all tokens, at some 100 million a second, and
-    keeps 16 bytes for each example of a side. Examples of length 0 never count as copies.
+    Copies have the same tokens and loss weights, or the same arrays; groups also the same tree, and
+    several sides the same on each. Nothing is stored: one pass reads all tokens, at some 100
+    million a second, and keeps 16 bytes for each example of a side. Examples of length 0 never
+    count as copies.
 
     >>> pipeline.Plan(corpus, buckets, exclude=duplicates(corpus))  # doctest: +SKIP
 
@@ -39,7 +39,7 @@ def duplicates(corpus: AnyCorpus) -> np.ndarray:
 def _digests(side: Side, examples: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """128 bits of the SHA-256 of each example: uint64 [examples, 2]."""
     found = bytearray()
-    wanted = None if getattr(side, "task", None) == ARRAYS else ()  # which has nothing but features
+    wanted = () if side.has_tokens else None  # arrays are features alone
     for mine, fields in side.read_blocks(examples, 0 * examples, lengths, wanted):
         if side.trees is not None:  # groups with equal tokens may have different trees
             nodes = side.read_nodes(examples[mine])

@@ -10,7 +10,7 @@ from pipeline.corpus.renumbered import Renumbered
 from pipeline.corpus.split import Split
 from pipeline.errors import InvalidValue, require_type
 from pipeline.planning.identity import flatten
-from pipeline.text.features import OF, Feature
+from pipeline.text.features import Feature
 
 
 class Corpora(Renumbered):
@@ -139,7 +139,7 @@ def _require_features(corpora: Mapping[str, AnyCorpus]) -> None:
     for label, (first, feature) in every.items():
         for name, corpus in corpora.items():
             due = (
-                feature.of in OF
+                not feature.of_arrays
                 and not feature.key
                 and (feature.of != "continuation" or corpus.trees is not None)
             )

@@ -15,16 +15,15 @@ from pipeline.corpus.added import AddedFeatures, add_features, find_added
 from pipeline.corpus.groups import Groups
 from pipeline.corpus.interface import AnyCorpus, SingleCorpus, computed
 from pipeline.corpus.joined import Joined
-from pipeline.corpus.nested import divide_groups
 from pipeline.corpus.sides import Sides, record_sides, require_names
 from pipeline.corpus.stored.cache import PartCache, default_directory
 from pipeline.corpus.stored.directory import LENGTHS, MANIFEST, damage
 from pipeline.corpus.stored.log import read_counts
 from pipeline.corpus.stored.manifest import Manifest, open_part, read_lengths, require_same_origin
-from pipeline.corpus.stored.memory import PartStore
-from pipeline.corpus.stored.reader import LocalParts, Reader
+from pipeline.corpus.stored.reader import Reader
 from pipeline.corpus.stored.writer import NO_ORIGIN, Writer
-from pipeline.corpus.tasks import A_TASK, ARRAYS, CAUSAL, GROUPS, TASKS, Task
+from pipeline.corpus.tasks import A_TASK, CAUSAL, GROUPS, TASKS, Task, is_single, tasks_of
+from pipeline.corpus.trees import divide_groups
 from pipeline.errors import Exists, InvalidValue, require_type, require_whole
 from pipeline.fs.atomic import as_path, is_local, write_once
 from pipeline.planning.lengths import NO_EXAMPLES, digest
@@ -104,16 +103,9 @@ class Corpus(SingleCorpus):
         }
         self.features = manifest.features
         self.cache = None if cache is None else pathlib.Path(cache).expanduser()
-        self._caches: list[PartCache] = []
-        store: PartStore = LocalParts(place, manifest.parts)
-        if self.cache is None:
-            self.lengths = read_lengths(place / LENGTHS, manifest)
-        else:
-            here = self.cache / manifest.digest
-            store = PartCache(place, manifest.parts, here, cache_bytes)
-            self._caches.append(store)
-            read = functools.partial(read_lengths, manifest=manifest)
-            self.lengths = store.read_copy(LENGTHS, read)
+        store = PartCache.find(place, manifest, self.cache, cache_bytes)
+        read = functools.partial(read_lengths, manifest=manifest)
+        self.caches, self.lengths = store.caches, store.read_copy(LENGTHS, read)
         self.files = examples = manifest.parts.numbers("examples")
         columns = {**manifest.of_tokens, **self.features}
         self.reader = Reader(self.task, self.lengths, examples, columns, [store])
@@ -191,13 +183,13 @@ class Corpus(SingleCorpus):
         vocab_size = None if vocab_size is None else require_whole("vocab_size", vocab_size, 1)
         require_names(sides)
         parts = divide_arrays(columns, sides, vocab_size, task.lookahead)
-        single = [*sides] == [task.side] and loss is None
+        tasks = tasks_of(sides, [task])
+        single = is_single(tasks, loss)
         with contextlib.ExitStack() as stack:
             made = {}
-            for name in sides:
-                of = (task, vocab_size) if name == task.side else (ARRAYS, None)
+            for name, of in tasks.items():
                 place = directory if single else directory / name
-                made[name] = stack.enter_context(_Writing(place, *of))
+                made[name] = stack.enter_context(_Writing(place, of, vocab_size))
             for side, part in parts:
                 made[side].append(part)
             corpora = {name: each.finish() for name, each in made.items()}
@@ -248,11 +240,6 @@ class Corpus(SingleCorpus):
             columns, directory, features=known, vocab_size=vocab_size, task=GROUPS
         )
         return Groups(nodes)
-
-    @property
-    def caches(self) -> tuple[tuple[PartCache, int], ...]:
-        """See `AnyCorpus`."""
-        return tuple((cache, 0) for cache in self._caches)
 
     def cached_file(self, name: str, make: Callable[[], bytes]) -> bytes:
         """See `AnyCorpus`; one process makes it, and the others that share a directory wait."""
@@ -401,7 +388,8 @@ class _Writing:
     """A corpus that is written part by part, or compared with the one that is there already."""
 
     def __init__(self, directory: epath.Path, task: Task, vocab_size: int | None):
-        self._directory, self._task, self._vocab_size = directory, task, vocab_size
+        self._directory, self._task = directory, task
+        self._vocab_size = vocab_size if task.has_tokens else None
         self._digests: list[str] = []
 
     def __enter__(self) -> "_Writing":

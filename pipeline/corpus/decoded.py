@@ -133,7 +133,7 @@ class _DecodedSide(Side):
     ):
         self._side, self._files, self._sizes, self._columns = side, files, sizes, names
         self._function, self._made = decode, made
-        self.features = {**side.features, **made}
+        self.has_tokens, self.features = side.has_tokens, {**side.features, **made}
 
     @computed
     def lengths(self) -> np.ndarray:

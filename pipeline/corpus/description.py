@@ -12,7 +12,7 @@ import numpy as np
 from etils import epath
 
 from pipeline import registry
-from pipeline.corpus.interface import KINDS, AnyCorpus
+from pipeline.corpus.interface import CLASSES, AnyCorpus
 from pipeline.corpus.stored.directory import damage, read_entries, write_entries
 from pipeline.corpus.tasks import TASKS, Task
 from pipeline.errors import InvalidValue, suggest_option
@@ -106,15 +106,15 @@ def from_json(value: Any, root: epath.PathLike = ".") -> Any:
     if make := VALUES.get(kind):
         return make(**found)
     if (made := _find(kind)) is None:
-        raise InvalidValue(f"there is no kind of corpus {suggest_option(kind, [*KINDS])}")
+        raise InvalidValue(f"there is no kind of corpus {suggest_option(kind, [*CLASSES])}")
     return made.make(**found)
 
 
 def _find(kind: Any) -> type[AnyCorpus] | None:
     """The class of corpora of a kind, which may be a view of another package."""
-    if kind not in KINDS and kind in registry.names("views"):
-        registry.find("views", kind)  # a class is in KINDS once it is imported
-    return KINDS.get(kind)
+    if kind not in CLASSES and kind in registry.names("views"):
+        registry.find("views", kind)  # a class is in CLASSES once it is imported
+    return CLASSES.get(kind)
 
 
 def absolute(path: epath.PathLike) -> str:

@@ -7,11 +7,11 @@ import numpy as np
 
 from pipeline.corpus.groups import Groups
 from pipeline.corpus.interface import AnyCorpus, SingleCorpus, computed
-from pipeline.corpus.nested import divide_groups
 from pipeline.corpus.renumbered import Renumbered
 from pipeline.corpus.sides import Sides
 from pipeline.corpus.stored.reader import Reader
-from pipeline.corpus.tasks import A_TASK, ARRAYS, CAUSAL, GROUPS, Task
+from pipeline.corpus.tasks import A_TASK, CAUSAL, GROUPS, Task, is_single, tasks_of
+from pipeline.corpus.trees import divide_groups
 from pipeline.errors import InvalidValue, require_type, require_whole
 from pipeline.text.features import WEIGHTS, Feature
 from pipeline.text.ragged import Ragged, divide_arrays
@@ -60,12 +60,10 @@ class Examples(Renumbered):
             parts[side].append(part)
         if not all(parts.values()):
             raise InvalidValue("examples are empty; give at least one example")
-        made: dict[str, AnyCorpus] = {}
+        tasks, made = tasks_of(sides, [task]), dict[str, AnyCorpus]()
         for name, some in parts.items():
-            of = (task, vocab_size) if name == task.side else (ARRAYS, None)
-            made[name] = InMemory(Ragged.concatenate(some), *of)
-        single = [*made] == [task.side] and loss is None
-        self._hold(made[task.side] if single else Sides(made, loss=loss))
+            made[name] = InMemory(Ragged.concatenate(some), tasks[name], vocab_size)
+        self._hold(made[task.side] if is_single(tasks, loss) else Sides(made, loss=loss))
 
     def _hold(self, corpus: AnyCorpus) -> None:
         super().__init__([corpus])
@@ -121,7 +119,8 @@ class InMemory(SingleCorpus):
     """
 
     def __init__(self, examples: Ragged, task: Task, vocab_size: int | None):
-        self.examples, self.task, self.vocab_size = examples, task, vocab_size
+        self.examples, self.task = examples, task
+        self.vocab_size = vocab_size if task.has_tokens else None
         self.features = examples.features
         self.weighted = self.features.pop(WEIGHTS, None) is not None
         self.lengths = task.lengths(examples.counts)

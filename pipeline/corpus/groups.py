@@ -1,6 +1,6 @@
 """Groups: examples of a prefix and its continuations, which share the prefix in a row.
 
-A group is one example, never split; its length is the number of its columns (see `corpus.trees`).
+A group is one example, never split; its length is the number of its columns (see `corpus.nodes`).
 Its nodes are stored as examples of an ordinary corpus, each with the number of nodes back to its
 parent.
 """
@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from pipeline.corpus.interface import AnyCorpus, SingleCorpus, computed
-from pipeline.corpus.nested import Shape, divide_columns
+from pipeline.corpus.nodes import Nodes
 from pipeline.corpus.stored.gather import Fields, gather
 from pipeline.corpus.stored.reader import Pieces
 from pipeline.corpus.tasks import ABOVE, CAUSAL
-from pipeline.corpus.trees import Nodes, Tree
+from pipeline.corpus.trees import Shape, Tree, divide_columns
 from pipeline.errors import InvalidValue, counted, require_whole
 from pipeline.planning.layout import count_before, ranges
 from pipeline.text.features import (

@@ -12,7 +12,7 @@ import numpy as np
 from pipeline import registry
 from pipeline.corpus.interface import SingleCorpus, computed
 from pipeline.corpus.stored.gather import Fields, address_of, gather
-from pipeline.corpus.stored.memory import InMemory, Segments
+from pipeline.corpus.stored.memory import HeldPart, Segments
 from pipeline.corpus.stored.reader import Pieces, Reader
 from pipeline.corpus.tasks import CAUSAL, INPUTS
 from pipeline.corpus.tokens.token_files import Lists
@@ -20,7 +20,7 @@ from pipeline.errors import InvalidType, InvalidValue, require_whole, suggest_op
 from pipeline.fs.atomic import is_local
 from pipeline.planning.identity import fingerprint_of
 from pipeline.planning.lengths import NO_EXAMPLES
-from pipeline.text.features import LOSS_WEIGHTS, OF_TOKENS, TOKEN_IDS, TOKENS, WEIGHTS
+from pipeline.text.features import LOSS_WEIGHTS, OF_TOKENS, TOKEN_IDS, TOKENS, WEIGHTS, Feature
 from pipeline.text.ragged import IDS
 from pipeline.text.sources import files
 from pipeline.text.tokenizers import Tokenizer
@@ -81,7 +81,7 @@ class InPlace(SingleCorpus, metaclass=_Spellings):
     kind = "in_place"
 
     def __init__(self, format: str, paths: files.Paths, **options: Any):
-        kind = registry.find("tokens", format, "format")
+        kind = self._kind = registry.find("tokens", format, "format")
         if not isinstance(paths, str | os.PathLike) and len(paths) == 1:
             (paths,) = paths
         self.format, self.paths = format, paths
@@ -108,9 +108,9 @@ class InPlace(SingleCorpus, metaclass=_Spellings):
         if layout := [each for each in (found.layout, [*self.marks]) if each]:
             name += f"-{fingerprint_of(layout)[:12]}"
         self.identity = {"tokens": name, "tokenizer": made_by, "task": self.task.name}
-        self._open(found.groups)
+        self._open(found.groups, found.features)
 
-    def _open(self, groups: Sequence[Mapping[str, Lists]]) -> None:
+    def _open(self, groups: Sequence[Mapping[str, Lists]], features: Mapping[str, Feature]) -> None:
         """Sets what the lists of all columns decide."""
         columns = {name: [group[name] for group in groups] for name in groups[0]}
         self.weighted, self._columns = WEIGHTS in columns, columns
@@ -125,8 +125,7 @@ class InPlace(SingleCorpus, metaclass=_Spellings):
         self.lengths = self.task.lengths(tokens + sum(mark is not None for mark in self.marks))
         self.lengths.flags.writeable = False
         self.features = {
-            name: feature.infer(columns[name][0][0][:0], name)
-            for name, feature in self.options.get("features", {}).items()
+            name: feature.infer(columns[name][0][0][:0], name) for name, feature in features.items()
         }
         if self.marks and not all(each.per_example for each in self.features.values()):
             raise InvalidValue("features of tokens have no values for marks; omit one of the two")
@@ -144,7 +143,7 @@ class InPlace(SingleCorpus, metaclass=_Spellings):
             self.lengths,
             np.array([len(tokens)]),
             {name: {**OF_TOKENS, **self.features}[name] for name in columns},
-            [InMemory(segments, columns)],
+            [HeldPart(segments, columns)],
             owner=f"{self!r}",
         )
         self.reader.vocab_size = self._limit
@@ -218,11 +217,15 @@ class InPlace(SingleCorpus, metaclass=_Spellings):
 
     def arguments(self) -> dict[str, Any]:
         """See `AnyCorpus`."""
-        options = dict(self.options)
-        if self.format == "flat" and options.get("weights"):  # names of files
-            options["weights"] = _absolute(options["weights"])
-        options |= {"features": self.features} if self.features else {}  # with their dtypes
+        options = {name: self._as_argument(name, each) for name, each in self.options.items()}
         return {"format": self.format, "paths": _absolute(self.paths), **options}
+
+    def _as_argument(self, name: str, value: Any) -> Any:
+        """The value of an option; names of files are whole, and features have their dtypes."""
+        if isinstance(value, Mapping):
+            return {key: self.features.get(key, each) for key, each in value.items()}
+        option = self._kind.options.get(name)
+        return _absolute(value) if option is not None and option.names_files else value
 
     def __repr__(self) -> str:
         return f"InPlace.{self.format}({self.paths!r})"

@@ -22,7 +22,7 @@ from pipeline.text.tokenizers import Tokenizer
 T = TypeVar("T")
 
 # The classes of corpora by their `kind`, as descriptions name them.
-KINDS: dict[str, type["AnyCorpus"]] = {}
+CLASSES: dict[str, type["AnyCorpus"]] = {}
 
 
 def computed(find: Callable[[Any], T]) -> T:
@@ -94,7 +94,7 @@ class AnyCorpus:
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if cls.kind:
-            KINDS[cls.kind] = cls
+            CLASSES[cls.kind] = cls
 
     def locate(self, examples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The member that each example is in, and its number there: two arrays, int64 [n].
@@ -156,7 +156,7 @@ class AnyCorpus:
         """Whether plans leave out examples without loss, and some positions may have none."""
         return self.loss is not None and self.trees is None and self.sides[self.loss].weighted
 
-    @property
+    @computed
     def caches(self) -> tuple[tuple[PartCache, int], ...]:
         """The caches that parts are fetched into, each with the number of its first file."""
         first, found = 0, []
@@ -308,7 +308,7 @@ def _make(cls: type[AnyCorpus], arguments: Mapping[str, Any]) -> AnyCorpus:
 
 def read_as(stored: AnyCorpus) -> AnyCorpus:
     """The corpus as it is read: of a task with the name of a kind, such as groups, by that kind."""
-    kind = KINDS.get(stored.task.name)
+    kind = CLASSES.get(stored.task.name)
     return stored if kind is None else kind.make(nodes=stored)
 
 
@@ -327,6 +327,11 @@ class SingleCorpus(Side, AnyCorpus):
     def sides(self) -> Mapping[str, Side]:
         """The corpus itself."""
         return {"inputs": self}
+
+    @derived
+    def has_tokens(self) -> bool:
+        """See `Side`."""
+        return self.task.has_tokens
 
     def _read(self, pieces: Pieces, names: Sequence[str]) -> Fields:
         return self.reader.read(pieces, names)

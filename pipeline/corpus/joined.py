@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 
 from pipeline.corpus.interface import AnyCorpus, computed
+from pipeline.corpus.nodes import Nodes
 from pipeline.corpus.renumbered import Renumbered
 from pipeline.corpus.side import Side
 from pipeline.corpus.stored.gather import Fields
 from pipeline.corpus.stored.reader import Pieces
-from pipeline.corpus.trees import Nodes
 from pipeline.errors import InvalidValue
 
 
@@ -95,7 +95,7 @@ class JoinedSide(Side):
 
     def __init__(self, sides: Sequence[Side]):
         self._sides, first = sides, sides[0]
-        self.weighted, self.trees = first.weighted, first.trees
+        self.weighted, self.has_tokens, self.trees = first.weighted, first.has_tokens, first.trees
         self.features = {name: each for side in sides for name, each in side.features.items()}
 
     @computed

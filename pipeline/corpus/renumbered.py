@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipeline.corpus.interface import AnyCorpus, computed, derived
+from pipeline.corpus.nodes import Nodes
 from pipeline.corpus.side import Side
 from pipeline.corpus.stored.gather import Fields, gather
 from pipeline.corpus.stored.reader import Pieces
-from pipeline.corpus.trees import Nodes
 from pipeline.planning.layout import ranges
 from pipeline.planning.lengths import NO_EXAMPLES
 from pipeline.text.features import LOSS_WEIGHTS, Feature
@@ -190,6 +190,7 @@ class RenumberedSide(Side):
         self._sides, self._numbering = sides, numbering
         known = [side for side in sides if side is not None]
         self.weighted = any(side.weighted for side in known)
+        self.has_tokens = any(side.has_tokens for side in known)
         self.features: Mapping[str, Feature] = {
             name: each for side in known for name, each in side.features.items()
         }

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.corpus.nodes import Nodes
 from pipeline.corpus.stored.gather import Fields
 from pipeline.corpus.stored.reader import Pieces
-from pipeline.corpus.trees import Nodes
 from pipeline.errors import InvalidValue, OutOfRange, suggest_option
 from pipeline.text.features import Feature
 
@@ -25,12 +25,14 @@ class Side:
     Attributes:
         lengths: positions of each example: unsigned [examples].
         weighted: whether `read` returns `loss_weights`, too; if not, every token weighs 1.
+        has_tokens: whether positions have tokens; if not, they have features alone, as arrays have.
         features: the features of examples, by name.
         trees: the `Nodes.table` of all examples if some are groups, else None: int64 [examples, 3].
     """
 
     lengths: np.ndarray
     weighted: bool = False
+    has_tokens: bool = True
     features: Mapping[str, Feature] = types.MappingProxyType({})
     trees: np.ndarray | None = None
 

@@ -8,9 +8,8 @@ import numpy as np
 from etils import epath
 
 from pipeline.corpus.description import DESCRIPTION, read_description, write_description
-from pipeline.corpus.interface import KINDS, AnyCorpus, computed
+from pipeline.corpus.interface import CLASSES, AnyCorpus, computed
 from pipeline.corpus.stored.directory import damage
-from pipeline.corpus.tasks import ARRAYS
 from pipeline.corpus.view import View
 from pipeline.errors import InvalidValue, require_one_of
 from pipeline.planning.lengths import NO_EXAMPLES
@@ -46,8 +45,8 @@ class Sides(AnyCorpus):
     def __init__(self, sides: Mapping[str, AnyCorpus], *, loss: str | None = None):
         self.by_name, self._given_loss = dict(sides), loss
         require_names(self.by_name)
-        arrays = [name for name, each in self.by_name.items() if each.task == ARRAYS]
         self.sides = {n: next(iter(each.sides.values())) for n, each in self.by_name.items()}
+        arrays = [name for name, side in self.sides.items() if not side.has_tokens]
         self.unpriced = tuple(arrays) if len(self.sides) > 1 else ()
         if len({*map(len, self.by_name.values())}) > 1:
             counts = " and ".join(f"{len(each):,} {name}" for name, each in self.by_name.items())
@@ -70,7 +69,7 @@ class Sides(AnyCorpus):
         self.lengths.flags.writeable = False
         if first.directory is not None:
             self.directory = first.directory.parent
-        with_tokens = [each for each in self.by_name.values() if each.task != ARRAYS]
+        with_tokens = [each for name, each in self.by_name.items() if name not in arrays]
         known = [each.vocab_size for each in with_tokens if each.vocab_size is not None]
         if known and len(known) == len(with_tokens):
             self.vocab_size = max(known)
@@ -108,7 +107,7 @@ class Sides(AnyCorpus):
 def require_names(names: Iterable[str]) -> None:
     """Refuses sides with names that other entries of their corpus's identity have."""
     for name in names:
-        if name in TAKEN or issubclass(KINDS.get(name, Sides), View):
+        if name in TAKEN or issubclass(CLASSES.get(name, Sides), View):
             raise InvalidValue(
                 f"a side is named {name!r}, which has another meaning in the identity of a corpus; "
                 "give the side another name"

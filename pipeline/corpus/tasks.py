@@ -1,13 +1,13 @@
 """Tasks: the fields that a model takes from an example, and so the length of an example."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from pipeline.errors import InvalidValue
-from pipeline.text.features import OF, OFFSETS, TOKENS, WEIGHTS, Feature, check_features
+from pipeline.text.features import OFFSETS, TOKENS, WEIGHTS, Feature, check_features
 
 # The stored feature of a node of a group that says how many nodes back its parent is; 0: a prefix.
 ABOVE = "_above"
@@ -47,15 +47,15 @@ class Task:
         self, columns: Any, features: Mapping[str, Feature] | None
     ) -> dict[str, dict[str, Feature]]:
         """The features of each side of examples in `columns`; see `divide_features`."""
-        has_tokens = not isinstance(columns, Mapping) or TOKENS in columns
-        alone = all(feature.of in OF for feature in check_features(features).values())
-        return divide_features([self] if has_tokens or alone else [], features)
+        given = not isinstance(columns, Mapping) or TOKENS in columns
+        arrays = any(feature.of_arrays for feature in check_features(features).values())
+        return divide_features([self] if given or not arrays else [], features)
 
     def check(self, features: Mapping[str, Feature] | None) -> dict[str, Feature]:
         """`features` as a dict; refuses those that examples of this task alone cannot have."""
         for side, mine in divide_features([self], features).items():
             for name, feature in mine.items():
-                beside = side != self.side and self.name != ARRAYS.name
+                beside = side != self.side and self.has_tokens
                 if beside or feature.to is not None:
                     what = f"is of the side {side!r}" if beside else "is a pointer"
                     raise InvalidValue(
@@ -64,6 +64,11 @@ class Task:
                         "examples of several sides"
                     )
         return dict(features or {})
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether positions have tokens; if not, they have features alone, as those of arrays."""
+        return bool(self.shifts)
 
     @property
     def has_targets(self) -> bool:
@@ -156,7 +161,7 @@ def divide_features(
     stored = {of: task.side for task in tasks for of in ("inputs", "targets") if of in task.shifts}
     stored |= {"continuation": GROUPS.side} if GROUPS in tasks else {}
     for feature in known.values():
-        if feature.of not in OF:
+        if feature.of_arrays:
             sides.setdefault(stored.setdefault(feature.of, feature.of), {})
     stored["example"] = next(iter(sides), ARRAYS.side)
     for name, feature in known.items():
@@ -185,6 +190,24 @@ def divide_features(
                     "another name"
                 )
     return sides
+
+
+def tasks_of(sides: Iterable[str], tasks: Sequence[Task]) -> dict[str, Task]:
+    """The task of each side, by name: that of its tokens, or `ARRAYS`.
+
+    >>> {side: task.name for side, task in tasks_of(["inputs", "patches"], [CAUSAL]).items()}
+    {'inputs': 'causal', 'patches': 'arrays'}
+    """
+    named = {task.side: task for task in tasks}
+    return {side: named.get(side, ARRAYS) for side in sides}
+
+
+def is_single(tasks: Mapping[str, Task], loss: str | None) -> bool:
+    """Whether examples with these sides are one corpus: they have one side, of tokens.
+
+    `loss` is the side of arrays that carries the loss, if one does.
+    """
+    return loss is None and [task.has_tokens for task in tasks.values()] == [True]
 
 
 def add_parents(features: Mapping[str, Feature]) -> dict[str, Feature]:

@@ -1,81 +1,29 @@
-"""Trees: where the nodes of groups lie among the columns of a row, from their sizes and parents.
+"""Trees: the parents of the nodes of groups, and groups as users nest them, as columns of nodes.
 
-A group is a prefix and its continuations, or a tree of these. Its nodes lie one after another,
-depth first: the prefix without its last token, then each other node with a copy of its parent's
-last token in front, and without its own last token. So the input of a column is the token before
-its target, and every token but the first of the prefix is the target of one column.
+A user gives `(prefix, [continuation, …])`, where a continuation may be such a pair again. Nodes are
+stored depth first, each as an example, with the number of nodes back to its parent.
 """
 
-from typing import NamedTuple
+import itertools
+import operator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from pipeline.planning.layout import ranges
-
-
-class Nodes(NamedTuple):
-    """The nodes of some examples, one example after another. A document is a single node.
-
-    Columns count from the first of the example. Of the group `(A B C, [D E, F])`, whose columns
-    have the inputs `A B`, `C D` and `C`, they are
-
-        first  columns  position  until  branch
-            0        2         0      5  False   the prefix, which all columns up to 5 see
-            2        2         2      4  True
-            4        1         2      5  True
-
-    Attributes:
-        number: the nodes of each example: int64 [examples]; all others are int64 [nodes].
-        first: the first column of each node.
-        columns: the number of its columns.
-        position: the position of its first column; for a continuation, of the copied token.
-        until: the first later column that does not see the node: where the nodes below it end.
-        branch: bool, whether it is a continuation: a node with none below it, and not a document.
-    """
-
-    number: np.ndarray
-    first: np.ndarray
-    columns: np.ndarray
-    position: np.ndarray
-    until: np.ndarray
-    branch: np.ndarray
-
-    @classmethod
-    def of_documents(cls, lengths: np.ndarray) -> "Nodes":
-        """The nodes of documents with these lengths, one for each."""
-        lengths = np.asarray(lengths, np.int64)
-        none = np.zeros_like(lengths)
-        return cls(none + 1, none, lengths, none, lengths, none > 0)
-
-    def take(self, examples: np.ndarray) -> "Nodes":
-        """The nodes of some of the examples, by their places: int64 [n]."""
-        number = self.number[examples]
-        which = ranges((np.cumsum(self.number) - self.number)[examples], number)
-        return Nodes(number, *(each[which] for each in self[1:]))
-
-    @classmethod
-    def concatenate(cls, some: "list[Nodes]") -> "Nodes":
-        """The nodes of the examples of several, one after another."""
-        return cls(*map(np.concatenate, zip(*some, strict=True)))
-
-    def sum(self, values: np.ndarray) -> np.ndarray:
-        """The sum of the values of the nodes of each example: int64 [examples]."""
-        sums = np.append(0, np.cumsum(values, dtype=np.int64))
-        ends = np.cumsum(self.number)
-        return sums[ends] - sums[ends - self.number]
-
-    @property
-    def table(self) -> np.ndarray:
-        """The data for planning beside the length of each example: int64 [examples, 3].
-
-        A row has the positions on the longest path, the continuations, and the cost in attention:
-        `2 · Σ (until − k) − columns` over columns `k`; for a document, the square of its length.
-        """
-        path = np.zeros(len(self.number), np.int64)
-        of = np.arange(len(self.number)).repeat(self.number)
-        np.maximum.at(path, of, self.position + self.columns)
-        costs = (2 * (self.until - self.first) - self.columns) * self.columns
-        return np.stack([path, self.sum(self.branch), self.sum(costs)], axis=1)
+from pipeline.corpus.nodes import Nodes
+from pipeline.corpus.tasks import ABOVE, GROUPS, add_parents
+from pipeline.errors import InvalidValue, counted
+from pipeline.text.features import (
+    LOSS_WEIGHTS,
+    TOKENS,
+    WEIGHTS,
+    Feature,
+    as_array,
+    split_columns,
+    zip_columns,
+)
+from pipeline.text.ragged import require_weights, validate_tokens
 
 
 class Tree:
@@ -126,3 +74,160 @@ class Tree:
         for level in reversed(self._levels):
             np.maximum.at(until, self.parent[level], until[level])
         return Nodes(self.counts, first, columns, position, until, self.branch)
+
+
+class Shape:
+    """The nodes of one group, while it is divided into columns of nodes.
+
+    Attributes:
+        sizes: the number of tokens of each node.
+        tree: the parents of the nodes.
+        tokens: the ids of each node; None if they are stored already.
+    """
+
+    def __init__(self, sizes: np.ndarray, above: np.ndarray, tokens: Any = None):
+        self.sizes, self.tokens, self.tree = sizes.tolist(), tokens, Tree(above)
+        self._below = np.bincount(self.tree.parent[1:], minlength=len(sizes)).tolist()
+
+    @classmethod
+    def of(cls, group: Any, what: str, vocab_size: int | None) -> "Shape":
+        """The nodes of a group of token ids, checked; `what` names the group in errors."""
+        if not _is_branching(group):
+            raise InvalidValue(
+                f"{what} is {group!r:.60}; a group must be (prefix, [continuation, …]) of token "
+                "ids, where a continuation may itself be such a pair"
+            )
+        tokens, above = [], []
+        for content, number, name in _unnest(group, what):
+            tokens.append(validate_tokens([as_array(content, name)], name, vocab_size))
+            above.append(number)
+            if not len(tokens[-1]):
+                raise InvalidValue(
+                    f"{name} has no token; give each prefix and each continuation at least one, "
+                    "such as a mark"
+                )
+        return cls(np.array([*map(len, tokens)]), np.array(above), tokens)
+
+    def spread(self, given: Any, feature: Feature, what: str) -> list[np.ndarray]:
+        """The values of a feature for each node."""
+        if feature.of == "continuation":
+            return list(self._of_leaves(given, feature, what))
+        if feature.of == "example":
+            none = np.zeros(feature.shape, feature.dtype)
+            return [*feature.convert([given], what, [0])] + [none] * (len(self.sizes) - 1)
+        return [
+            feature.convert([content], name, [size])
+            for (content, _, name), size in zip(
+                _unnest(given, what, self._below), self.sizes, strict=True
+            )
+        ]
+
+    def weigh(self, given: Any, what: str) -> list[np.ndarray]:
+        """The weights of the tokens of each node, from numbers or arrays."""
+        if _is_branching(given):
+            contents = [(each, name) for each, _, name in _unnest(given, what, self._below)]
+        else:  # a number for each continuation
+            numbers = self._of_leaves(given, LOSS_WEIGHTS, what)
+            contents = [(each, what) for each in self.tree.sum_leaves(numbers)]
+        found = []
+        for (content, name), size in zip(contents, self.sizes, strict=True):
+            array = LOSS_WEIGHTS.cast(as_array(content, name), name)
+            if array.shape not in [(), (size,)]:
+                raise InvalidValue(
+                    f"{name} cannot have shape {array.shape}; give a number, or one for each of "
+                    f"its {counted(size, 'token')}"
+                )
+            found.append(np.array(np.broadcast_to(require_weights(array, name), size)))
+        found[0][0] = 0  # the first token of the group is no target
+        return found
+
+    def _of_leaves(self, given: Any, feature: Feature, what: str) -> np.ndarray:
+        """Values of continuations, and 0 for other nodes: `[nodes, *shape]`."""
+        array, leaves = as_array(given, what), int(self.tree.branch.sum())
+        if array.shape != (leaves, *feature.shape):
+            raise InvalidValue(
+                f"the shape of {what} is {array.shape}; for a group of "
+                f"{counted(leaves, 'continuation')}, it must be {(leaves, *feature.shape)}"
+            )
+        values = np.zeros((len(self.sizes), *feature.shape), feature.dtype)
+        values[self.tree.branch] = feature.cast(array, what)
+        return values
+
+
+def _is_branching(node: Any) -> bool:
+    """Whether `node` is a pair of a prefix and a list, rather than an array of numbers."""
+    pair = isinstance(node, tuple | list) and len(node) == 2
+    return pair and hasattr(node[1], "__len__") and getattr(node[1], "ndim", 1) > 0
+
+
+def _unnest(
+    given: Any, what: str, below: Sequence[int] | None = None
+) -> Iterator[tuple[Any, int, str]]:
+    """The content of each node, depth first, how many nodes back its parent is, and its name.
+
+    `below` is the number of children of each node, known from the tokens; None: `given` decides.
+    """
+    stack: list[tuple[Any, int, str]] = [(given, 0, what)]
+    for number in itertools.count():
+        if not stack:
+            return
+        content, parent, name = stack.pop()
+        branches = _is_branching(content)
+        if below is not None:
+            if below[number] and not (branches and len(content[1]) == below[number]):
+                raise InvalidValue(
+                    f"{name} is {content!r:.60}; nest it like the tokens: (prefix, [one for each "
+                    f"of the {counted(below[number], 'continuation')}])"
+                )
+            branches = below[number] > 0
+        if branches:
+            content, children = content
+            if not len(children):
+                raise InvalidValue(f"{name} has a prefix and no continuation; give at least one")
+            inner = [
+                (child, number, f"continuation {n} of {name}") for n, child in enumerate(children)
+            ]
+            stack += reversed(inner)
+            name = f"the prefix of {name}"
+        yield content, number - parent, name
+
+
+def divide_groups(
+    columns: Any, features: Mapping[str, Feature] | None, vocab_size: int | None
+) -> tuple[dict[str, Iterator[Any]], dict[str, Feature]]:
+    """Columns of groups as columns of their nodes, for `from_arrays`, and the features of these."""
+    given, known = split_columns(columns, GROUPS.check(features))
+    known.pop(WEIGHTS, None)
+    shapes = (
+        Shape.of(group, f"group {number}", vocab_size) for number, group in enumerate(given[TOKENS])
+    )
+    known = add_parents(known)
+    return divide_columns({**given, TOKENS: shapes}, known), known
+
+
+def divide_columns(
+    columns: Mapping[str, Iterable[Any]], known: dict[str, Feature]
+) -> dict[str, Iterator[Any]]:
+    """An iterator over the entries of nodes for each column; `tokens` has a `Shape` per group."""
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for number, entries in zip_columns(columns):
+            shape: Shape = entries.pop(TOKENS)
+            of_node = {TOKENS: shape.tokens or shape.sizes, ABOVE: shape.tree.above}
+            for name, given in entries.items():
+                what = f"{name} of group {number}"
+                if name == WEIGHTS:
+                    of_node[name] = shape.weigh(given, f"the {what}")
+                    continue
+                feature = known[name]
+                prefix = _is_branching(given) and not feature.per_example
+                feature = known[name] = feature.infer(given[0] if prefix else given, what)
+                of_node[name] = shape.spread(given, feature, what)
+            for each in zip(*of_node.values(), strict=True):
+                yield dict(zip(of_node, each, strict=True))
+
+    names = [*columns, ABOVE]
+    return {
+        name: map(operator.itemgetter(name), each)
+        for name, each in zip(names, itertools.tee(rows(), len(names)), strict=True)
+    }

@@ -47,7 +47,7 @@ from pipeline.planning.packing import Packing
 from pipeline.planning.pieces import Overflow
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
-from pipeline.text.features import NOWHERE, OF, TOKENS, Feature, check_features
+from pipeline.text.features import NOWHERE, TOKENS, Feature, check_features
 
 if TYPE_CHECKING:
     import jax
@@ -368,9 +368,9 @@ def _require_dtypes(features: Mapping[str, Feature] | None) -> dict[str, Feature
 def make_blank(buckets: Sequence[Bucket], features: Mapping[str, Feature]) -> AnyCorpus:
     """One example, of one position on each side: what is known of a data set before it is read."""
     column = {
-        name: np.zeros((2,) * (each.of in ("inputs", "targets")) + each.shape, each.dtype)
-        if each.of in OF
-        else np.full((1, *each.shape), 0 if each.to is None else NOWHERE, each.dtype)
+        name: np.full((1, *each.shape), 0 if each.to is None else NOWHERE, each.dtype)
+        if each.of_arrays
+        else np.zeros((2,) * (each.of in ("inputs", "targets")) + each.shape, each.dtype)
         for name, each in features.items()
     }
     tokens = {TOKENS: np.zeros(2, np.int32)} if CAUSAL.side in buckets[0].names else {}

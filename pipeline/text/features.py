@@ -174,7 +174,7 @@ class Feature:
                 f"of is {of!r}; it must be one of {', '.join(OF)}, or the name of a side, of "
                 "letters, digits and _"
             )
-        if of not in OF and (meant := difflib.get_close_matches(of, OF, 1, 0.85)):
+        if self.of_arrays and (meant := difflib.get_close_matches(of, OF, 1, 0.85)):
             raise InvalidValue(f"of is {of!r}, too like {meant[0]!r} for the name of a side")
         if self.to is not None:
             if self.per_example or self.dtype not in (None, np.int32, "int32"):
@@ -192,6 +192,11 @@ class Feature:
         Nodes of groups are stored as examples, each with one value of "continuation".
         """
         return self.of in ("example", "continuation")
+
+    @property
+    def of_arrays(self) -> bool:
+        """Whether it is of a side of arrays, rather than of tokens, continuations or an example."""
+        return self.of not in OF
 
     @property
     def size(self) -> int:
@@ -345,7 +350,9 @@ def split_columns(
                 f"{next(iter(known))!r}: …}}"
             )
         return {TOKENS: columns}, {}
-    if TOKENS not in columns and (WEIGHTS in columns or all(f.of in OF for f in known.values())):
+    if TOKENS not in columns and (
+        WEIGHTS in columns or not any(f.of_arrays for f in known.values())
+    ):
         raise InvalidValue(
             f"columns are {', '.join(map(str, columns)) or 'none'}; one of them must be 'tokens', "
             "the token ids of each example, or have a feature of a side of arrays"

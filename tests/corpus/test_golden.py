@@ -9,10 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from etils import epath
 
-from pipeline import InPlace
+from pipeline import InPlace, registry
 from pipeline.corpus import INPUTS
+from pipeline.corpus.tokens import arrow, npy, token_files
 from pipeline.corpus.tokens.formats import recognise
+from pipeline.corpus.tokens.token_files import signs
 from pipeline.errors import UserError
 from tests.corpus.files import documents_of
 from tests.text.record_files import save_to_disk
@@ -65,6 +68,27 @@ def test_documents_and_masks_are_those_of_the_programs_own_reader(of, monkeypatc
             open_golden(of, monkeypatch)
 
 
+@pytest.mark.parametrize("of", OPENED, ids="-".join)
+def test_the_files_of_a_corpus_are_those_that_were_given_and_not_their_local_copies(
+    of, tmp_path, monkeypatch
+):
+    def copy(path):
+        copies.append(tmp_path / path.resolve().relative_to(GOLDEN))
+        copies[-1].parent.mkdir(parents=True, exist_ok=True)
+        return epath.Path(shutil.copy(path, copies[-1]))
+
+    copies = []
+    for module in (arrow, npy, token_files):
+        monkeypatch.setattr(module, "local_copy", copy)
+    form, options, masked = OPENED[of]
+    monkeypatch.chdir(GOLDEN / of[0])
+    none = {"weights": ()} if masked or of == ("arrow", "splits") else {}
+    found = registry.find("tokens", form).make(PATHS.get(of[1], of[1]), **options, **none)
+    assert copies
+    assert found.files
+    assert all(GOLDEN in path.resolve().parents for path in found.files)
+
+
 def test_formats_are_told_by_the_files(tmp_path):
     for (folder, name), (form, *_) in OPENED.items():
         assert recognise(GOLDEN / folder / PATHS.get(name, name)).name == form
@@ -78,6 +102,31 @@ def test_formats_are_told_by_the_files(tmp_path):
         (tmp_path / "nowhere.bin", ""),
     ):
         assert (found.name if (found := recognise(path)) else "") == form
+
+
+def test_a_format_of_another_package_is_asked_before_those_that_know_names_alone(
+    tmp_path, monkeypatch
+):
+    @signs(lambda path: path.read_bytes().startswith(b"MINE"))
+    def mine(paths):
+        """Files of another program."""
+
+    (tmp_path / "mine.bin").write_bytes(b"MINE and more")
+    (tmp_path / "other.bin").write_bytes(b"ids")
+    kinds = [*registry.kinds("tokens"), registry.Kind("tokens", "mine", mine)]
+    monkeypatch.setattr(registry, "kinds", lambda group: iter(kinds))
+    assert recognise(tmp_path / "mine.bin").name == "mine"
+    assert recognise(tmp_path / "other.bin").name == "flat"
+
+
+def test_an_option_that_names_files_is_told_by_its_type():
+    named = {
+        (kind.name, name)
+        for kind in registry.kinds("tokens")
+        for name, option in kind.options.items()
+        if option.names_files
+    }
+    assert named == {("flat", "weights")}
 
 
 @pytest.mark.parametrize("of", OPENED, ids="-".join)

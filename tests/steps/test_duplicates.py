@@ -16,6 +16,20 @@ def test_later_copies_are_found_and_left_out_of_a_plan(tmp_path):
     assert sorted(seen) == [0, 1, 5, 6]
 
 
+def test_arrays_are_compared_in_parts_of_corpora_too():
+    pixels = [[[n, n + 1]] * 2 for n in range(40)]
+    pixels[7] = pixels[30] = pixels[3]
+    features = {"pixels": pipeline.Feature("patches", dtype="uint8", shape=2)}
+    for more in ({}, {"tokens": [[1, 2, 3]] * 40}):
+        corpus = pipeline.Examples({**more, "pixels": pixels}, features=features)
+        parts = corpus.split(0.3)
+        for each in (corpus, *parts, pipeline.Corpora({"one": parts[0], "two": parts[1]})):
+            first = {}
+            values = [side["pixels"].tobytes() for side in each]
+            expected = [n for n, key in enumerate(values) if first.setdefault(key, n) != n]
+            assert pipeline.corpus.duplicates(each).tolist() == expected
+
+
 def test_copies_are_those_that_a_dict_finds(tmp_path, monkeypatch):
     monkeypatch.setattr(side, "POSITIONS", 3)  # blocks of one or two examples
     rng = np.random.default_rng(0)

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 import pipeline
 from pipeline import templates
-from pipeline.corpus.preparing.preparation import prepare, prepare_pairs
+from pipeline.corpus.preparing.pairs import prepare_pairs
+from pipeline.corpus.preparing.preparation import prepare
 from pipeline.corpus.tasks import INPUTS
 from pipeline.text.sources import Records
 from pipeline.text.templates import Answer

@@ -1,6 +1,6 @@
 """From records to a corpus, from the bottom up: each module imports only those named before it.
 
 `job` is the recipe, and `block` makes examples of consecutive records. `inspect` looks at a sample
-of them. `work` makes the parts of a
-shard of them, `processes` runs work, and `preparation` is what users call.
+of records, and `work` makes the parts of a shard of them. `processes` runs work. Users call
+`preparation`, and `pairs` for inputs and targets.
 """

@@ -8,9 +8,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import numpy as np
 
 from pipeline.corpus.preparing.job import Job
-from pipeline.corpus.tasks import (
-    ABOVE,
-)
+from pipeline.corpus.tasks import ABOVE
 from pipeline.errors import InvalidValue
 from pipeline.text import templates
 from pipeline.text.features import TOKEN_IDS, TOKENS, WEIGHTS, Column, Feature
@@ -35,7 +33,7 @@ def add_notes(notes: Notes, more: Mapping[str, Any]) -> Notes:
     return notes
 
 
-class Piece(NamedTuple):
+class Encoded(NamedTuple):
     """Consecutive examples of a shard: of a block, or of a part.
 
     Attributes:
@@ -51,13 +49,13 @@ class Piece(NamedTuple):
     notes: Notes
 
 
-def encode_block(job: Job, block: Block) -> "Piece":
+def encode_block(job: Job, block: Block) -> Encoded:
     """The examples of a block; those of records that failed are empty.
 
     Unless `on_error` is "skip", the first failure that is found is raised.
     """
     if not block.records:
-        return Piece({}, [], block.next, {})
+        return Encoded({}, [], block.next, {})
     encoder = BlockEncoder(job, block)
     examples, failed = encoder.encode(), []
     for number, error in encoder.failed.items():
@@ -65,7 +63,7 @@ def encode_block(job: Job, block: Block) -> "Piece":
         reason = {"example": number * job.nodes, "reason": f"{named}{error}"}
         if not isinstance(error, templates.LeftOut):
             failed.append(block.place(number) | reason)
-    return Piece(examples, failed, block.next, encoder.notes)
+    return Encoded(examples, failed, block.next, encoder.notes)
 
 
 class BlockEncoder:

@@ -7,7 +7,6 @@ from typing import Any, Literal, TypeAlias, cast, get_args
 
 from pipeline.corpus.tasks import (
     A_TASK,
-    ARRAYS,
     CAUSAL,
     GROUPS,
     OF_PAIRS,
@@ -15,11 +14,13 @@ from pipeline.corpus.tasks import (
     Task,
     add_parents,
     divide_features,
+    is_single,
+    tasks_of,
 )
 from pipeline.errors import InvalidType, InvalidValue, require_one_of, require_type
 from pipeline.planning.identity import fingerprint_of
 from pipeline.text import templates
-from pipeline.text.features import OF, Feature, check_features
+from pipeline.text.features import Feature, check_features
 from pipeline.text.sources import Sharded, Source
 from pipeline.text.sources.source import sharded
 from pipeline.text.templates import Template
@@ -122,7 +123,7 @@ class Job:
         known = check_features(traits_of(self.template).features if given is None else given)
         if self.nodes > 1:
             known = add_parents(GROUPS.check(known))
-        if self.tokenizer is None and all(feature.of in OF for feature in known.values()):
+        if self.tokenizer is None and not any(feature.of_arrays for feature in known.values()):
             raise InvalidValue(
                 "tokenizer is None, and features describe no side of arrays; give a tokenizer for "
                 "text, or features such as {'patches': Feature('patches', dtype='uint8')}"
@@ -136,14 +137,15 @@ class Job:
             return {task.side: self.field for task in self.tasks}
         return traits_of(self.template).fields
 
-    def task_of(self, side: str) -> Task:
-        """The task of a side."""
-        return next((task for task in self.tasks if task.side == side), ARRAYS)
+    @functools.cached_property
+    def side_tasks(self) -> dict[str, Task]:
+        """The task of each side, by name."""
+        return tasks_of(self.sides, self.tasks)
 
     @property
     def is_single(self) -> bool:
         """Whether the examples have one side, of tokens."""
-        return len(self.sides) == 1 and self.loss is None and self.tokenizer is not None
+        return is_single(self.side_tasks, self.loss)
 
     @functools.cached_property
     def columns(self) -> dict[str, Feature]:

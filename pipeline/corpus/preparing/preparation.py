@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypedDict
 
 import numpy as np
 from etils import epath
@@ -26,7 +26,6 @@ from pipeline.corpus.preparing.inspect import inspect
 from pipeline.corpus.preparing.job import Job, OnError
 from pipeline.corpus.preparing.processes import Engine, Processes, refuse_import
 from pipeline.corpus.preparing.work import Work
-from pipeline.corpus.sides import Sides
 from pipeline.corpus.stored.directory import BESIDE, MANIFEST, PART_NAME, SHARDS, SKIPPED, TEMPORARY
 from pipeline.corpus.stored.log import (
     finish,
@@ -50,7 +49,7 @@ from pipeline.fs.atomic import (
 from pipeline.text.features import Feature
 from pipeline.text.sources import Sharded, Source
 from pipeline.text.sources.source import Shard
-from pipeline.text.templates import Pair, Template
+from pipeline.text.templates import Template
 from pipeline.text.tokenizers import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -127,30 +126,6 @@ class PrepareOptions(TypedDict, total=False):
     progress: bool
 
 
-def prepare_pairs(
-    source: Source | Sharded,
-    tokenizer: Tokenizer,
-    directory: epath.PathLike,
-    *,
-    fields: tuple[str | Template, str | Template] = ("inputs", "targets"),
-    **options: Unpack[PrepareOptions],
-) -> Sides:
-    """The pairs of `source`, for sequence to sequence: `prepare` with the template `Pair`.
-
-    Args:
-        source: records by number, each with two texts.
-        tokenizer: for both texts; it must have a begin mark, from which the decoder starts.
-        directory: where to write.
-        fields: the fields of each record that hold inputs and targets, or templates; the template
-            of the targets decides which tokens carry loss. Default: "inputs" and "targets".
-        **options: as for `prepare`.
-    """
-    pair = Pair.of(fields)
-    made = prepare(source, tokenizer, directory, template=pair, **options)
-    assert isinstance(made, Sides)
-    return made
-
-
 def prepare_share(
     job: Job,
     directory: epath.PathLike,
@@ -223,7 +198,7 @@ def prepare_job(
     made = {side: Corpus(place) for side, place in work.places.items()}
     for side, corpus in made.items():
         require_same_origin(work.places[side], corpus.origin, origin)
-        corpus.require_task(job.task_of(side))
+        corpus.require_task(job.side_tasks[side])
     if not job.is_single:
         return as_sides(made, job.loss)
     (corpus,) = made.values()
@@ -305,7 +280,7 @@ def _finish(work: Work, manifests: Mapping[str, Manifest], shards: int, engine: 
         manifest = manifests[side]
         if manifest.finished:  # by a process that was killed before it finished the others
             continue
-        there, task = work.read_all(range(shards), place), work.job.task_of(side)
+        there, task = work.read_all(range(shards), place), work.job.side_tasks[side]
         records = [record for found, _ in there.values() for record in found]
         if missing := [shard for shard, (_, done) in there.items() if not done]:
             raise InvalidState(

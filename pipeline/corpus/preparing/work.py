@@ -16,7 +16,7 @@ from typing import Any
 
 from etils import epath
 
-from pipeline.corpus.preparing.block import Notes, Piece, add_notes, encode_block
+from pipeline.corpus.preparing.block import Encoded, Notes, add_notes, encode_block
 from pipeline.corpus.preparing.job import Job
 from pipeline.corpus.sides import read_sides, record_sides
 from pipeline.corpus.stored.directory import Damaged, damage, part_name
@@ -38,7 +38,8 @@ from pipeline.text import ragged
 from pipeline.text.ragged import Ragged
 from pipeline.text.sources.source import Block, Shard
 
-# What follows a part must be this fraction of one, or it joins the part.
+# The rest of a shard is a part of its own if it has 1/REST of the examples or tokens of a full
+# part; a smaller one joins the part before it.
 REST = 4
 
 
@@ -92,9 +93,10 @@ class Work:
         return {side: self._declare(side, place) for side, place in self.places.items()}
 
     def _declare(self, side: str, place: epath.Path) -> Manifest:
-        job, tokenizer = self.job, self.job.tokenizer if self.job.task_of(side).shifts else None
+        job, task = self.job, self.job.side_tasks[side]
+        tokenizer = job.tokenizer if task.has_tokens else None
         manifest = Manifest(
-            task=job.task_of(side).name,
+            task=task.name,
             origin=job.origin,
             vocab_size=None if tokenizer is None else tokenizer.vocab_size,
             source=str(job.source),
@@ -167,15 +169,15 @@ class Work:
             self.remove_logs()
         return number, tokens
 
-    def _write(self, shard: int, number: int, piece: Piece) -> int:
+    def _write(self, shard: int, number: int, piece: Encoded) -> int:
         """Writes a part of each side and then its record, unless others have written the same."""
         job, tokens, failed, notes = self.job, 0, piece.failed, piece.notes
         for side, place in self.places.items():
             parts = []
             if piece.examples:
                 path, examples = place / part_name(shard, number), piece.examples[side]
-                task, size = job.task_of(side), None
-                if task.shifts and job.tokenizer is not None:
+                task, size = job.side_tasks[side], None
+                if task.has_tokens and job.tokenizer is not None:
                     size = job.tokenizer.vocab_size
                 kind: Any = {"task": task, "origin": job.origin, "vocab_size": size}
                 parts = [write_part(path, examples, **kind).part]
@@ -200,13 +202,13 @@ class Work:
             )
 
 
-def divide(job: Job, blocks: Iterable[Block], most: tuple[int, int]) -> Iterator[Piece]:
+def divide(job: Job, blocks: Iterable[Block], most: tuple[int, int]) -> Iterator[Encoded]:
     """The parts of a shard: each ends with the block that makes it full.
 
     If less than a fraction of a part follows, that joins the part. So a part is known when enough
     of the next one is.
     """
-    held: list[Piece] = []  # one of each block that is in no part yet
+    held: list[Encoded] = []  # one of each block that is in no part yet
     full = 0  # how many of them make a full part
     for block in blocks:
         held.append(encode_block(job, block))
@@ -220,7 +222,7 @@ def divide(job: Job, blocks: Iterable[Block], most: tuple[int, int]) -> Iterator
         yield _join(held)
 
 
-def _reaches(pieces: Sequence[Piece], most: tuple[int, int], fraction: int = 1) -> bool:
+def _reaches(pieces: Sequence[Encoded], most: tuple[int, int], fraction: int = 1) -> bool:
     """Whether pieces have one part in `fraction` of a full part's examples or tokens."""
     every = [each for piece in pieces for each in piece.examples.values()]
     examples = sum(len(next(iter(p.examples.values())).counts) for p in pieces if p.examples)
@@ -228,7 +230,7 @@ def _reaches(pieces: Sequence[Piece], most: tuple[int, int], fraction: int = 1) 
     return fraction * examples >= most[0] or fraction * size >= most[1]
 
 
-def _join(pieces: Sequence[Piece]) -> Piece:
+def _join(pieces: Sequence[Encoded]) -> Encoded:
     """Consecutive pieces as one."""
     chunks, failed, before = dict[str, list[Ragged]](), list[dict[str, Any]](), 0
     for piece in pieces:
@@ -238,4 +240,4 @@ def _join(pieces: Sequence[Piece]) -> Piece:
         before += len(next(iter(piece.examples.values())).counts) if piece.examples else 0
     notes: Notes = functools.reduce(add_notes, (piece.notes for piece in pieces), {})
     whole = {side: Ragged.concatenate(several) for side, several in chunks.items()}
-    return Piece(whole, failed, pieces[-1].next, notes)
+    return Encoded(whole, failed, pieces[-1].next, notes)

@@ -26,9 +26,10 @@ from typing import Any, TypeVar
 import numpy as np
 from etils import epath
 
-from pipeline.corpus.stored.manifest import open_part
+from pipeline.corpus.stored.manifest import Manifest, open_part
 from pipeline.corpus.stored.memory import PartStore
 from pipeline.corpus.stored.parts import PartFile, PartTable
+from pipeline.corpus.stored.reader import LocalParts
 from pipeline.errors import InvalidValue, Missing, UserError
 from pipeline.fs import objects
 from pipeline.fs.atomic import atomic_write, is_local, make_directory, open_locked, write_once
@@ -106,6 +107,22 @@ class PartCache(Handles, PartStore):
 
     handles = ("_demands", "_threads")
 
+    @classmethod
+    def find(
+        cls,
+        source: epath.Path,
+        manifest: Manifest,
+        cache: pathlib.Path | None,
+        max_bytes: int | None,
+    ) -> "PartCache | LocalParts":
+        """The parts of a manifest: in the directory of their digest in `cache`.
+
+        Without a cache, the parts where they are.
+        """
+        if cache is None:
+            return LocalParts(source, manifest.parts)
+        return cls(source, manifest.parts, cache / manifest.digest, max_bytes)
+
     def __init__(
         self,
         source: epath.Path,
@@ -141,6 +158,11 @@ class PartCache(Handles, PartStore):
         self._demands: list[Demand] = []
         self._threads, self._told = 0, False
         self._failures: set[str] = set()
+
+    @property
+    def caches(self) -> tuple[tuple["PartCache", int], ...]:
+        """See `PartStore`."""
+        return ((self, 0),)
 
     def read_copy(self, name: str, read: Callable[[epath.Path], T]) -> T:
         """The result of `read` on a local copy of another file, outside of `max_bytes`."""

@@ -133,9 +133,8 @@ def list_records(directory: epath.Path) -> list[Key]:
 def read_record(directory: epath.Path, shard: int, number: int) -> dict[str, Any] | None:
     """A record; None if it is not there yet."""
     path = record_path(directory, shard, number)
-    in_bucket = isinstance(path, objects.ObjectPath)
     try:
-        content = objects.get_version(path)[0] if in_bucket else path.read_bytes()
+        content = path.read_bytes()
     except FileNotFoundError:
         return None
     record = read_entries(path, content)

@@ -104,7 +104,7 @@ class Manifest:
     @property
     def of_tokens(self) -> dict[str, Feature]:
         """The columns of tokens, if there are any, and of their weights, as features."""
-        names = (TOKENS, WEIGHTS) if self.weighted else (TOKENS,) * bool(TASKS[self.task].shifts)
+        names = (TOKENS, WEIGHTS) if self.weighted else (TOKENS,) * TASKS[self.task].has_tokens
         return {name: OF_TOKENS[name] for name in names}
 
     @property

@@ -63,17 +63,22 @@ class PartStore:
         """The parts with these numbers."""
         raise NotImplementedError
 
+    @property
+    def caches(self) -> tuple[tuple[Any, int], ...]:
+        """The `PartCache` that it is, with the number of its first file; () for any other store."""
+        return ()
+
     def has(self, number: int) -> bool:
         """Whether the file of an opened part is still there."""
         return True
 
 
-class InMemory(PartStore):
+class HeldPart(PartStore):
     """One part that is in memory; `held` are the arrays that `segments` tell the places of."""
 
     def __init__(self, segments: Mapping[str, Segments], held: Any):
         self.segments, self._held = segments, held
 
-    def open(self, numbers: Sequence[int]) -> "Sequence[InMemory]":
+    def open(self, numbers: Sequence[int]) -> "Sequence[HeldPart]":
         """See `PartStore`."""
         return [self for _ in numbers]

@@ -1,7 +1,7 @@
 """Reader: the stored tokens, loss weights and features of examples, read as segments of memory."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from etils import epath
@@ -9,7 +9,7 @@ from etils import epath
 from pipeline.corpus.stored.directory import damage
 from pipeline.corpus.stored.gather import Fields, address_of, copy_memory, new_array, take_numbers
 from pipeline.corpus.stored.manifest import open_part
-from pipeline.corpus.stored.memory import InMemory, Opened, PartStore, find_segments
+from pipeline.corpus.stored.memory import HeldPart, Opened, PartStore, find_segments
 from pipeline.corpus.stored.parts import Part, PartFile
 from pipeline.corpus.tasks import Task
 from pipeline.errors import InvalidValue
@@ -22,9 +22,11 @@ MAPPED = 1 << 14
 
 INT64 = np.dtype(np.int64)
 
+T = TypeVar("T")
+
 
 class Pieces(NamedTuple):
-    """Pieces of examples, each of at least one position: int64 [pieces]; see `Readable.read`."""
+    """Pieces of examples, each of at least one position: int64 [pieces]; see `Side.read`."""
 
     examples: np.ndarray
     starts: np.ndarray
@@ -43,6 +45,10 @@ class LocalParts(PartStore):
 
     def __init__(self, directory: epath.Path, parts: Sequence[Part]):
         self.source, self._parts = directory, parts
+
+    def read_copy(self, name: str, read: Callable[[epath.Path], T]) -> T:
+        """The result of `read` on another file, which is not copied."""
+        return read(self.source / name)
 
     def open(self, numbers: Sequence[int]) -> Sequence[PartFile]:
         """See `PartStore`."""
@@ -124,7 +130,7 @@ class Reader(Handles):
             for name, (feature, values) in examples.columns.items()
         }
         lengths, features = task.lengths(examples.counts), {n: c.feature for n, c in stored.items()}
-        store = InMemory(find_segments(stored, offsets), (stored, offsets))
+        store = HeldPart(find_segments(stored, offsets), (stored, offsets))
         return cls(task, lengths, np.array([len(lengths)]), features, [store])
 
     def read(self, pieces: Pieces, names: Iterable[str]) -> Fields:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from etils import epath
 
-from pipeline.corpus.tokens.token_files import Lists, TokenFiles, as_local, signs, values_of
+from pipeline.corpus.tokens.token_files import Lists, TokenFiles, local_copy, signs, values_of
 from pipeline.errors import InvalidValue
 from pipeline.text.features import TOKENS, WEIGHTS, Feature, check_features
 from pipeline.text.ragged import require_weights
@@ -74,7 +74,8 @@ def arrow(
             all tokens, though there are such columns.
         features: columns to read as features, by name; for tokens, lists with a value for each.
     """
-    copies = [as_local(path) for path in saved_files(paths, split)]
+    given = files.leave_out_repeats(saved_files(paths, split))
+    copies = [local_copy(path) for path in given]
     wanted = check_features(features)
     masks = _choose(ArrowFiles(copies).names() - {column}, labels, weights, wanted)
     _say_others(ArrowFiles(copies), column, {*wanted, *masks})
@@ -94,7 +95,7 @@ def arrow(
         for group in groups:
             values, begins, counts = group[WEIGHTS]
             group[WEIGHTS] = values.astype(np.float32), begins, counts
-    return TokenFiles([*source.files], groups, [column, labels, [*masks], [*wanted]])
+    return TokenFiles(given, groups, [column, labels, [*masks], [*wanted]], wanted)
 
 
 def _lists(place: str, column: pa.Array, feature: Feature | None) -> Lists:

@@ -56,7 +56,7 @@ def _suggest(path: epath.Path) -> tuple[list[str], dict[str, Any]]:
     return [], {"dtype": "uint16"} | ({} if _table_of(first).exists() else {"end": 50256})
 
 
-@signs(_recognise, _suggest)
+@signs(_recognise, _suggest, by_name=True)
 def flat(
     paths: files.Paths,
     *,

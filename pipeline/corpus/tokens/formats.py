@@ -15,8 +15,9 @@ def recognise(path: epath.PathLike) -> registry.Kind | None:
     place, name = as_path(path), os.fspath(path)
     if any(each in name for each in "*?["):
         return recognise(found[0]) if (found := files.find(name)) else None
-    for kind in registry.kinds("tokens"):
-        recognises = getattr(kind.make, "recognises", None)  # that of another package may have none
+    # Those of other packages may have no signs.
+    for kind in sorted(registry.kinds("tokens"), key=lambda k: getattr(k.make, "by_name", False)):
+        recognises = getattr(kind.make, "recognises", None)
         if recognises is not None and recognises(place):
             return kind
     return None

@@ -5,7 +5,7 @@ import os
 import numpy as np
 from etils import epath
 
-from pipeline.corpus.tokens.token_files import TokenFiles, as_local, between, divide, signs
+from pipeline.corpus.tokens.token_files import TokenFiles, between, divide, local_copy, signs
 from pipeline.errors import InvalidValue
 from pipeline.text.sources import files
 from pipeline.text.sources.content import read_head
@@ -33,7 +33,7 @@ def npy(paths: files.Paths) -> TokenFiles:
 
 def _load(path: epath.Path) -> np.ndarray:
     try:
-        array = np.asarray(np.load(os.fspath(as_local(path)), mmap_mode="r"))
+        array = np.asarray(np.load(os.fspath(local_copy(path)), mmap_mode="r"))
     except (ValueError, EOFError) as error:
         raise InvalidValue(f"{os.fspath(path)} is not an .npy array: {error}") from error
     if array.ndim != 1 or array.dtype.kind not in "iu":

@@ -1,19 +1,21 @@
 """Token files: what a reader of another program's files returns, and tools to write one."""
 
 import os
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from etils import epath
 
-from pipeline.corpus.stored.cache import local_copy, path_of
+from pipeline.corpus.stored.cache import local_copy as local_copy  # for formats, too
+from pipeline.corpus.stored.cache import path_of
 from pipeline.corpus.stored.gather import gather
 from pipeline.corpus.stored.parts import read_content
 from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import write_once
-from pipeline.text.features import TOKENS, WEIGHTS
+from pipeline.text.features import TOKENS, WEIGHTS, Feature
 from pipeline.text.sources import files
 
 # The numbers of some lists, where each list begins in them, and the size of each.
@@ -24,15 +26,17 @@ class TokenFiles(NamedTuple):
     """The examples in files of another program.
 
     Attributes:
-        files: those that hold them.
+        files: those that hold them, as they were given: of a bucket, not their local copies.
         groups: some examples each, in order: their `TOKENS`, `WEIGHTS` if these are not all 1, and
             features, by name.
         layout: the options that decide how the files are read, as JSON.
+        features: the schemas of the features among the columns, by name.
     """
 
     files: list[epath.Path]
     groups: list[dict[str, Lists]]
     layout: Any = None
+    features: Mapping[str, Feature] = types.MappingProxyType({})
 
 
 Read = TypeVar("Read", bound=Callable[..., TokenFiles])
@@ -43,16 +47,22 @@ Suggestion: TypeAlias = tuple[list[str], dict[str, Any]]
 def signs(
     recognises: Callable[[epath.Path], bool],
     suggest: Callable[[epath.Path], Suggestion] = lambda path: ([], {}),
+    *,
+    by_name: bool = False,
 ) -> Callable[[Read], Read]:
     """Gives a reader of token files its signs: whether a path seems to name such files.
 
     The reader is a function `(paths, **options) -> TokenFiles`; its docstring describes `paths`,
     and under `Options:` each option, for help in Python, in a shell and in configs. The registry
-    lists it.
+    lists it. An option names files if its type has `os.PathLike`, as `files.Paths` has.
+
+    With `by_name`, a name alone decides, which files of other formats may have, too: so all other
+    formats are asked before it.
     """
 
     def mark(read: Read) -> Read:
-        read.recognises, read.suggest = recognises, suggest  # type: ignore[attr-defined]
+        made: Any = read
+        made.recognises, made.suggest, made.by_name = recognises, suggest, by_name
         return read
 
     return mark
@@ -63,11 +73,6 @@ def damaged(path: epath.Path, seen: object) -> InvalidValue:
     return InvalidValue(
         f"{os.fspath(path)} is damaged, cut short, or not what its name says: {seen}; copy it again"
     )
-
-
-def as_local(path: epath.Path) -> epath.Path:
-    """The file itself; of a bucket, its copy in the user's caches."""
-    return local_copy(path)
 
 
 def map_content(path: epath.Path) -> pa.Buffer:

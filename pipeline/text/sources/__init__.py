@@ -58,7 +58,7 @@ def open_files(names: Paths, kind: str = "", **options: Any) -> Sharded:
     """
     found: Any = names
     if not kind:
-        kind = next((each.name for each in _kinds() if _recognizes(each, names)), "")
+        kind = next((each.name for each in _kinds() if _recognises(each, names)), "")
     if not kind:
         found = find(names)
         several = {*map(kind_of, found)}
@@ -77,9 +77,9 @@ def _kinds() -> list[registry.Kind]:
     return [*registry.kinds("records")]
 
 
-def _recognizes(kind: registry.Kind, names: Paths) -> bool:
+def _recognises(kind: registry.Kind, names: Paths) -> bool:
     """Whether a kind takes these names for its own, such as a folder that it knows."""
-    return getattr(kind.make, "recognizes", lambda names: False)(names)
+    return getattr(kind.make, "recognises", lambda names: False)(names)
 
 
 def kind_of(path: epath.Path) -> str:

@@ -54,19 +54,27 @@ class Format(Protocol):
 
     @property
     def unit(self) -> str:
-        """What counts within a file; see `Block`."""
+        """What the place of a record in its file counts: "byte", "row" or "record".
+
+        "" if a file is one record.
+        """
         ...
 
     def is_whole(self, path: epath.Path) -> bool:
-        """Whether a file belongs to the shard in which it begins, as it is read from its start."""
+        """Whether a file can be read from its start alone, as a compressed one, or one record.
+
+        One worker then reads all of it. Other files are cut into spans of bytes, for several.
+        """
         ...
 
     def read(
         self, path: epath.Path, begin: int, end: int, start: Any, size: int
     ) -> Iterator[Piece]:
-        """The records of a file that begin at bytes from `begin` on and before `end`.
+        """The records of a file whose first byte is at `begin` or later, and before `end`.
 
-        About `size` bytes at once, from the `next` of a piece on; `start` None: from the first.
+        So each record is in one span, wherever files are cut. A piece has the records of about
+        `size` bytes, and `next`, any JSON: where to go on after it, or None at the end of the span.
+        `start` is the `next` of the last piece that was read before; None: none was.
         """
         ...
 

@@ -106,9 +106,16 @@ class Sharded(abc.ABC):
 
     Attributes:
         unit: see `Block`.
+        in_place: the format of tokens that reads token ids in such files where they are; "" if none
+            does; see `pipeline.registry`.
     """
 
     unit = "byte"
+    in_place = ""
+
+    def names(self) -> set[str]:
+        """The names of the columns that any file has, of files that tell them; else none."""
+        return set()
 
     @property
     @abc.abstractmethod

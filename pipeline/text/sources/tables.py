@@ -252,7 +252,7 @@ class Tables(files.Files):
                 yield f"{os.fspath(path)}, from row {before} on,", table
 
     def names(self) -> set[str]:
-        """The names of the columns that any of the files has."""
+        """See `Sharded`."""
         return {name for path in self.files for name in self.format.open_file(path).names}
 
     def types(self) -> dict[str, pa.DataType]:
@@ -310,14 +310,14 @@ class ArrowFiles(Tables):
     In place of files, `paths` may be the folder of a Hugging Face data set that was saved to disk.
     """
 
-    extensions = (".arrow", ".feather")
+    extensions, in_place = (".arrow", ".feather"), "arrow"
 
     def __init__(self, paths: files.Paths, *, columns: Sequence[str] | None = None):
         format = TableFormat("Arrow", "arrowfiles", _open_arrow, columns)
         super().__init__(format, saved_files(paths))
 
     @staticmethod
-    def recognizes(names: files.Paths) -> bool:
+    def recognises(names: files.Paths) -> bool:
         """Whether these are one folder that Hugging Face's `save_to_disk` wrote."""
         return is_saved(names)
 

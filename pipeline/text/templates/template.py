@@ -53,7 +53,10 @@ class Traits:
     fields: Mapping[str, str] | None = None
     unweighted: bool = False
     nodes: int = 1
-    features: Mapping[str, Feature] | None = None
+    features: Mapping[str, Feature] = dataclasses.field(default_factory=dict)
+
+
+TRAITS = tuple(each.name for each in dataclasses.fields(Traits))
 
 
 def traits_of(template: Any) -> Traits:
@@ -61,17 +64,13 @@ def traits_of(template: Any) -> Traits:
 
     `fields` may also be an attribute of a user's own, which is no mapping of these sides.
     """
-    names = [each.name for each in dataclasses.fields(Traits) if hasattr(template, each.name)]
-    given = {name: getattr(template, name) for name in names}
+    given: dict[str, Any] = {
+        name: value for name in TRAITS if (value := getattr(template, name, None)) is not None
+    }
     fields, sides = given.get("fields"), given.get("sides", ())
     if not isinstance(fields, Mapping) or {*fields} != {*sides}:
         given["fields"] = None
     return Traits(**given)
-
-
-def count_nodes(template: Any) -> int:
-    """The number of lists of spans that a template makes of a record: 1, or more for groups."""
-    return traits_of(template).nodes
 
 
 # A span with its weight, and for each feature the value of its tokens, `[1, *shape]`; of `Slots`
@@ -101,7 +100,8 @@ def fill(
         arrays: the other sides; None: any.
     """
     try:
-        given: Any = apply(template, record)
+        traits = traits_of(template)
+        given: Any = _apply(template, record, traits)
         if not isinstance(given, Mapping) and (tokens is None or len(tokens) == 1):
             given = {next(iter(tokens or ("inputs",))): given}
         found = given if isinstance(given, Mapping) else {}
@@ -115,7 +115,7 @@ def fill(
                 f"({', '.join(arrays or ()) or 'none'}), which features= describe"
             )
         return {
-            side: _fill_nodes(template, each, tokens[side]) if side in tokens else each
+            side: _fill_nodes(traits.nodes, each, tokens[side]) if side in tokens else each
             for side, each in found.items()
         }
     except (LeftOut, MemoryError):
@@ -130,10 +130,10 @@ def fill(
 
 
 def _fill_nodes(
-    template: Template, given: Any, features: Mapping[str, Feature] | None
+    nodes: int, given: Any, features: Mapping[str, Feature] | None
 ) -> list[list[Filled]]:
     """The spans of one side of a record, for each node a list."""
-    if (nodes := count_nodes(template)) == 1:
+    if nodes == 1:
         given = [given]
     elif not isinstance(given, list | tuple) or len(given) != nodes:
         raise InvalidValue(
@@ -166,7 +166,11 @@ def apply(template: Template, record: Mapping[str, Any]) -> Any:
 
     A row of a table, whose columns are read when they are asked for, has text already.
     """
-    as_is = getattr(template, "takes_bytes", False) is True or not isinstance(record, dict)
+    return _apply(template, record, traits_of(template))
+
+
+def _apply(template: Template, record: Mapping[str, Any], traits: Traits) -> Any:
+    as_is = traits.takes_bytes or not isinstance(record, dict)
     return template(record if as_is else decode_bytes(record))  # type: ignore[arg-type]
 
 
