@@ -75,6 +75,7 @@ def test_a_row_with_other_cells_than_names_is_refused_by_its_line(tmp_path):
         (b"text\none\n\xe9t\xe9\nthree\n", 3, "byte 9 of the file is 0xe9"),
         (b"text\none\na\0b\nthree\n" + 100 * b"more\n", 3, "NUL bytes"),
         (b"t\xe9xt\none\n", 1, "byte 1 of the file is 0xe9"),
+        (b"text,,\none,two,three\n", 1, "its first row names '' twice"),
         (b"text,text\none,two\n", 1, "its first row names 'text' twice"),
         (b"text\rone\rtwo\r", 1, "new-line character seen in unquoted field"),
     ],
@@ -97,6 +98,9 @@ def test_long_cells_blank_lines_and_files_without_rows_are_read(tmp_path):
     assert source.fingerprint != Csv(tmp_path / "a.txt").fingerprint
     with pytest.raises((TypeError, ValueError), match=r"the dialect of CSV is .*delimiter"):
         Csv(tmp_path / "a.txt", delimiter="::")
+    for signs in ({"delimiter": "\n"}, {"quotechar": ","}, {"escapechar": '"'}):
+        with pytest.raises(ValueError, match="a delimiter, a quote, an escape and a line end must"):
+            Csv(tmp_path / "a.txt", **signs)
 
 
 def test_several_workers_prepare_what_one_does(tmp_path, monkeypatch):

@@ -35,8 +35,13 @@ class Dialect:
         """The cells of each row.
 
         Raises:
-            TypeError, ValueError: the dialect has other values than the standard library takes.
+            TypeError, ValueError: the dialect has other values than the standard library takes, or
+                one character for two purposes.
         """
+        signs = [self.delimiter, self.quotechar, self.escapechar, "\r", "\n"]
+        given = [sign for sign in signs if sign is not None]
+        if len({*given}) < len(given):
+            raise InvalidValue("a delimiter, a quote, an escape and a line end must differ")
         quoting: Any = csv.QUOTE_MINIMAL if self.quotechar else csv.QUOTE_NONE
         return csv.reader(lines, strict=True, quoting=quoting, **dataclasses.asdict(self))
 
@@ -142,10 +147,10 @@ def _read_names(rows: Iterator[list[str]], lines: _Lines) -> list[str]:
     names, wrong = next((row for row in _read_rows(rows, lines) if row[0]), ([], None))
     if wrong:
         raise wrong
-    if twice := next((name for name in names if names.count(name) > 1), None):
+    if twice := [name for name in names if names.count(name) > 1]:
         raise InvalidValue(
-            f"its first row names {twice!r} twice; it must have a name for each column: give each "
-            "its own"
+            f"its first row names {twice[0]!r} twice; it must have a name for each column: give "
+            "each its own"
         )
     return names
 
