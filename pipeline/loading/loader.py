@@ -269,7 +269,7 @@ class StreamLoader(Loader):
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continues from `state`; one of other options or of another host raises a `ValueError`."""
-        state = self._stream.setup.check(state)
+        self._stream.setup.check(state)
         if self._close is not None:
             self._close()
         self._start(state)

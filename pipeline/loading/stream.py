@@ -39,6 +39,7 @@ from pipeline.loading.windows import (
     Setup,
     Window,
     as_entries,
+    digest_of_state,
     make_examples,
 )
 from pipeline.planning.bucket import Bucket, as_shapes
@@ -82,8 +83,8 @@ class PackedStream(grain.IterDataset):
     Args:
         dataset: a `grain.IterDataset` of examples; or a `grain.MapDataset`, which is read in order.
         buckets: the shapes of batches, as for `Plan`.
-        window: the examples that a host holds and packs together. More of them leave less padding,
-            and take more memory; default 8,192.
+        window: the examples that a host holds and packs together, or more if these fill no batch.
+            More of them leave less padding, and take more memory; default 8,192.
         sharding: as for `pipeline.load`. Default None: this process alone has all rows.
         ending: what happens where the data of some hosts end before those of others: "pad"
             (default): their later rows are empty, and each example comes once; "drop": all end
@@ -223,10 +224,11 @@ class PackedIterator(grain.DatasetIterator):
 
     def get_state(self) -> dict[str, Any]:
         """The state after the batches that `next` returned so far: JSON, without tokens."""
-        if self._window is None:
-            return copy.deepcopy(self._state)
-        step = {"step": self._window.first + self._within, "within": self._within}
-        return copy.deepcopy(self._window.begin | step)
+        state = self._state
+        if self._window is not None:
+            step = {"step": self._window.first + self._within, "within": self._within}
+            state = self._window.begin | step
+        return copy.deepcopy(state) | {"digest": digest_of_state(state)}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continues from `state`; one of other options or of another host raises a `ValueError`.

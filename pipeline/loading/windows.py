@@ -23,12 +23,13 @@ import numpy as np
 from pipeline.corpus.examples import Examples
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.side import Side
-from pipeline.errors import InvalidState, InvalidType, InvalidValue, counted
+from pipeline.errors import InvalidState, InvalidType, InvalidValue
 from pipeline.loading.batches import Batches
 from pipeline.loading.exchange import Exchange
 from pipeline.loading.state import differences
 from pipeline.planning.balance import balance
 from pipeline.planning.bucket import Bucket
+from pipeline.planning.identity import fingerprint_of
 from pipeline.planning.layout import FlatRows, lay_out
 from pipeline.planning.options import VERSION as PLAN_VERSION
 from pipeline.planning.options import Options
@@ -96,6 +97,8 @@ class Setup:
     def check(self, state: Any) -> dict[str, Any]:
         """A copy of the state of an iterator; one of another stream or host is refused."""
         try:
+            if state["digest"] != digest_of_state(state):
+                raise ValueError("it was changed")
             known = {name: copy.deepcopy(state[name]) for name in STATE}
             if not all(type(known[name]) is int and known[name] >= 0 for name in COUNTS):
                 raise ValueError("a count is no whole number from 0")
@@ -253,8 +256,22 @@ class HostWindows:
                 if self._error is None:
                     self._fill()
             except BaseException as error:  # the others must not wait for this host
-                self._error = error
+                self._error = self._as_error(error)
             return self._pack()
+
+    def _as_error(self, error: BaseException) -> BaseException:
+        """An error, or one in place of `SystemExit` and others that would end a program silently.
+
+        In the main thread, Ctrl-C and `sys.exit` stay what they are.
+        """
+        if isinstance(error, Exception) or threading.current_thread() is threading.main_thread():
+            return error
+        made = InvalidState(
+            f"window {self.begin['window']:,} was not made: the data set raised {error!r}; raise a "
+            "ValueError to report what is wrong"
+        )
+        made.__cause__ = error
+        return made
 
     def _note_begin(self, window: int, step: int, lost: int) -> dict[str, Any]:
         """The state before a window, into which `_carried` is carried."""
@@ -272,17 +289,23 @@ class HostWindows:
         self._marks.append((self._read, copy.deepcopy(self._source.get_state())))
 
     def _fill(self) -> None:
-        """Reads elements until a window of them is held, or the source ends."""
+        """Reads elements until a window of them is held and fills a batch, or the source ends.
+
+        Many elements may have few positions left: then one more window of them is read.
+        """
         if (state := self._restored) is not None:
             self._restore(state)
+        held = self._setup.window
         while True:
-            while len(self._held) < self._setup.window and not self._ended:
+            while len(self._held) < held and not self._ended:
                 self._held |= self._next(lambda number: True)
             self._spans, lost = self._measure()
-            if self._ended or self._spans[:, 2:].any():
+            if self._ended or self._fills_batch():
                 break
-            self._held.clear()  # none of them has a position that stays
-            self._lost += lost
+            if not self._spans[:, 2:].any():
+                self._held.clear()  # none of them has a position that stays
+                self._lost += lost
+            held = len(self._held) + self._setup.window
         self._lost_so_far = self.begin["lost"] + self._lost + lost
         due, self._digest = self.begin["lengths"], digest_of(self._spans)
         if due not in ("", self._digest):
@@ -350,6 +373,33 @@ class HostWindows:
 
     # ---- packing
 
+    def _fills_batch(self) -> bool:
+        """Whether what is held fills a batch that all hosts can have: of the longest bucket.
+
+        Without other hosts, a batch of any bucket is enough.
+        """
+        *shorter, longest = self._setup.options.buckets
+        needed, spans = len(self._setup.rows_of(longest)), self._spans
+        # A row has at most its length, so as many positions are in as many rows at least.
+        if (spans[:, 2:].sum(axis=0) >= needed * np.array(longest.lengths)).any():
+            return True
+        if self._exchange is None and shorter:
+            return any(self._count_full(self._pack_apart()))
+        (rows,) = pack_rows(spans, self._setup.options, [dataclasses.replace(longest, rows=1)])
+        return len(rows) >= needed
+
+    def _pack_apart(self) -> list[FlatRows]:
+        """The rows of each bucket, of which none moves to a longer one."""
+        options = self._setup.options
+        singles = [dataclasses.replace(bucket, rows=1) for bucket in options.buckets]
+        return pack_rows(self._spans, options, singles)
+
+    def _count_full(self, rows: Sequence[FlatRows]) -> list[int]:
+        """The full batches of each bucket."""
+        buckets = self._setup.options.buckets
+        shares = [len(self._setup.rows_of(bucket)) for bucket in buckets]
+        return [len(some) // share for some, share in zip(rows, shares, strict=True)]
+
     def _pack(self) -> Window:
         """The window of what is held, in batches that all hosts have."""
         if self._error is not None:
@@ -392,18 +442,21 @@ class HostWindows:
         setup, buckets = self._setup, self._setup.options.buckets
         shares = [len(setup.rows_of(bucket)) for bucket in buckets]
         volumes = [bucket.positions for bucket in buckets]
-        singles = [dataclasses.replace(bucket, rows=1) for bucket in buckets]
-        rows = pack_rows(self._spans, setup.options, singles)
-        mine = [len(some) // share for some, share in zip(rows, shares, strict=True)]
-        answers = self._gather(0, {"full": mine, "ended": self._ended})
+        rows = self._pack_apart()
+        answers = self._gather(0, {"full": self._count_full(rows), "ended": self._ended})
         full, ended = (np.array([each[name] for each in answers]) for name in ("full", "ended"))
         # Those that have ended and fill no batch let the others go on, with empty rows.
         going = full.any(axis=1) | ~ended | (setup.ending == "drop")
         counts = full[going].min(axis=0) if going.any() else 0 * full[0]
         if going.any() and counts @ volumes <= IN_COMMON * (full[going] @ volumes).min():
-            longest = pack_rows(self._spans, setup.options, singles[-1:])
+            single = dataclasses.replace(buckets[-1], rows=1)
+            longest = pack_rows(self._spans, setup.options, [single])
             answers = self._gather(1, {"full": len(longest[0]) // shares[-1]})
-            common = np.array([answer["full"] for answer in answers])[going].min()
+            in_longest = np.array([answer["full"] for answer in answers])
+            common = in_longest[going].min()
+            if not counts.any() and not common and setup.ending == "pad" and not ended.all():
+                # Nor do those hold up the others that have ended with batches of other buckets.
+                counts, common = full[~ended].min(axis=0), in_longest[~ended].min()
             if common * volumes[-1] > counts @ volumes:
                 rows = [*(some.between(0, 0) for some in rows[:-1]), *longest]
                 counts = np.append(0 * counts[:-1], common)
@@ -414,14 +467,8 @@ class HostWindows:
             mine = [-(-len(some) // share) for some, share in zip(rows, shares, strict=True)]
             counts = np.max([answer["some"] for answer in self._gather(2, {"some": mine})], axis=0)
         if not counts.any():
-            if ended.all() or (setup.ending == "drop" and ended.any()):
-                raise StopIteration
-            least = np.array(setup.hosts)[~ended][(full[~ended] @ volumes).argmin()]
-            raise InvalidValue(
-                f"a window of {counted(setup.window, 'example')} fills no batch of "
-                f"{', '.join(map(str, buckets))} (process {least}); give a larger window=, or "
-                "buckets with fewer rows"
-            )
+            assert ended.any(), "a host that goes on fills a batch of the longest bucket"
+            raise StopIteration
         return rows, counts
 
     # ---- other hosts
@@ -517,6 +564,11 @@ def make_examples(
                 make_examples([each], features)
         name = f"element {first:,} is no example: " if len(elements) == 1 else ""
         raise type(error)(f"{name}{error}") from error
+
+
+def digest_of_state(state: Mapping[str, Any]) -> str:
+    """A short digest of a state but for that of the source, which may be no JSON."""
+    return fingerprint_of({name: state[name] for name in STATE if name != "source"})
 
 
 def digest_of(spans: np.ndarray) -> str:

@@ -498,7 +498,6 @@ REFUSED = {
     "element 2 has 80 positions, more than the longest bucket": lambda: batch_of(
         TOKENS, TOKENS, np.arange(81), overflow="error"
     ),
-    "a window of 2 examples fills no batch of 2x64": lambda: batch_of(*[TOKENS] * 9, window=2),
     "window is 0": lambda: batch_of(TOKENS, window=0),
     "ending is 'stop'": lambda: batch_of(TOKENS, ending="stop"),
     "has no dtype": lambda: batch_of(TOKENS, features={"score": Feature("example")}),
