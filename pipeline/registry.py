@@ -46,6 +46,7 @@ KINDS: dict[str, dict[str, str]] = {
     "records": {
         "text": "pipeline.text.sources.lines:TextFiles",
         "jsonl": "pipeline.text.sources.lines:JsonLines",
+        "csv": "pipeline.text.sources.csv_files:Csv",
         "parquet": "pipeline.text.sources.tables:ParquetFiles",
         "arrow": "pipeline.text.sources.tables:ArrowFiles",
     },

@@ -108,7 +108,7 @@ CALLS = {
     "chat": lambda _, **given: templates.Chat(**given),
     "open_source": lambda _, **given: open_source(SOURCE | given, "config.train"),
     "open_template": lambda _, **given: open_template(ANSWER | given),
-    "open_view": lambda folder, **given: open_view({"kind": "masked"} | given, 1)(
+    "open_view": lambda folder, **given: open_view({"kind": "masked"} | given, 1)[0](
         unshifted(folder)
     ),
     "open_tokenizer": lambda folder, **given: open_tokenizer(MODEL | given, [], folder),

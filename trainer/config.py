@@ -18,7 +18,6 @@ from pipeline.loading.sharding import CONTEXT_ORDERS
 from pipeline.steps import hosts
 from trainer.checkpoint import Saved
 from trainer.parameters import require_checkpoint
-from trainer.schedule import NONE, show_field
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +25,7 @@ logger = logging.getLogger(__name__)
 CHECKOUT = pathlib.Path(__file__).resolve().parents[1]
 
 DECAY = "optimizer.decay_steps"
+NONE = "not there"  # the value of a missing field, for messages
 
 # A run may resume with other values of these fields; any other change makes it another run. The
 # schedule decides how `batches`, `seed` and `schedule` may change.
@@ -107,29 +107,33 @@ def as_json(config: ConfigDict) -> dict[str, Any]:
     return json.loads(config.to_json())
 
 
+def show_field(fields: Mapping[str, Any], name: str) -> str:
+    """The value of a field for a message, with strings in quotes."""
+    return repr(fields[name]) if name in fields else NONE
+
+
 def check_config(config: ConfigDict) -> None:
     """Refuses values that the loop cannot have; and on every host, hosts whose configs differ."""
-    hosts.require_agreement({"configuration": list_fields(as_json(config))})
+    fields = list_fields(as_json(config))
+    hosts.require_agreement({"configuration": fields})
     for name in ("steps", "accumulate", "eval_every", "checkpoint_every", "keep"):
-        require_whole(f"config.{name}", config[name], 1)
-    if config.eval_batches is not None:
-        require_whole("config.eval_batches", config.eval_batches, 1)
-    for step in config.skip_steps:
+        require_whole(f"config.{name}", fields[name], 1)
+    # Stored configs do not know the type of None.
+    for name, least in {"eval_batches": 1, "optimizer.warmup_steps": 0, DECAY: 0}.items():
+        if (steps := fields.get(name)) is not None:
+            require_whole(f"config.{name}", steps, least)
+    for step in fields["skip_steps"]:
         require_whole("a step of config.skip_steps", step, 0)
-    numbers = list_fields(config.to_dict())
-    for name in ("optimizer.warmup_steps", DECAY):  # stored configs do not know the type of None
-        if (steps := numbers.get(name)) is not None:
-            require_whole(f"config.{name}", steps, 0)
     for name in ("peak_flops", "optimizer.learning_rate", "optimizer.final"):
-        if not numbers.get(name, 0.0) >= 0:
-            raise InvalidValue(f"config.{name} is {numbers[name]}; it must be at least 0")
-    if not (clip := numbers.get("optimizer.clip", 1.0)) > 0:
+        if not fields.get(name, 0.0) >= 0:
+            raise InvalidValue(f"config.{name} is {fields[name]}; it must be at least 0")
+    if not (clip := fields.get("optimizer.clip", 1.0)) > 0:
         raise InvalidValue(
             f"config.optimizer.clip is {clip}; gradients are scaled down to this norm, so it must "
             "be above 0; for no clipping, give --config.optimizer.clip=inf"
         )
-    require_one_of("config.context_order", config.context_order, CONTEXT_ORDERS)
-    require_one_of("config.on_nonfinite", config.on_nonfinite, ("stop", "skip"))
+    require_one_of("config.context_order", fields["context_order"], CONTEXT_ORDERS)
+    require_one_of("config.on_nonfinite", fields["on_nonfinite"], ("stop", "skip"))
 
 
 def check_warmup(warmup: int, decay: int) -> None:

@@ -1,7 +1,7 @@
 """From the fields of a config to corpora: all fields are checked, then corpora are prepared."""
 
 import functools
-import json
+import logging
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -23,20 +23,23 @@ from pipeline.steps import hosts
 from pipeline.text import sources, templates, tokenizers
 from pipeline.text.config import open_source, open_template, open_tokenizer
 from pipeline.text.features import Feature
+from trainer.config import as_json
 from trainer.schedule import Schedule
+
+logger = logging.getLogger(__name__)
 
 MAKER = "such as configs.vision:make_corpus"
 
 
-def open_view(fields: Mapping[str, Any], seed: int) -> Callable[[Any], Any]:
-    """A function from a corpus to the view of the `kind` and options in `fields`.
+def open_view(fields: Mapping[str, Any], seed: int) -> tuple[Callable[[Any], Any], Task]:
+    """A function from a corpus to the view of the `kind` and options in `fields`, and its task.
 
-    "causal" is the corpus itself.
+    The task is that of the corpus. The view "causal" is the corpus itself.
     """
     if (chosen := choose("views", {"seed": seed, **fields}, "task", none="causal")) is None:
-        return lambda corpus: corpus
+        return (lambda corpus: corpus), CAUSAL
     kind, options = chosen
-    return functools.partial(kind.make, **options)
+    return functools.partial(kind.make, **options), getattr(kind.make, "needs", CAUSAL)
 
 
 @dataclass(frozen=True)
@@ -184,8 +187,7 @@ def prepare_corpora(
             "give each corpus one name, or for pairs each corpus two"
         )
     seed = config.seed if seed is None else seed
-    view = open_view(config.task.to_dict(), seed)
-    task = getattr(getattr(view, "func", None), "needs", CAUSAL)
+    view, task = open_view(config.task.to_dict(), seed)
     trained = config.tokenizer.kind == "sentencepiece" and not config.tokenizer.model
     tokenizer: Any = None
     if texts or not trained:
@@ -227,7 +229,7 @@ def prepare_scored(config: Any, workdir: epath.Path, *, test: bool) -> tuple[Any
     """
     if not test:
         return prepare_on_hosts(config, workdir / "corpus")[0], workdir / "scores"
-    fields = json.loads(config.to_json())
+    fields = as_json(config)
     by = fields.get("hold_out_by")
     tested = [fields["hold_out"], by] if by else fields.get("hold_out") or fields["eval"]
     directory = workdir / "tests" / fingerprint_of([tested, fields["template"]])
@@ -247,7 +249,9 @@ def prepare_scored(config: Any, workdir: epath.Path, *, test: bool) -> tuple[Any
 def prepare_run(config: Any, schedule: Schedule, workdir: epath.Path) -> tuple[Any, AnyCorpus]:
     """The corpora for training and evaluation of a run, which process 0 prepares first."""
     corpora, held_out = prepare_on_hosts(config, workdir / "corpus", seed=schedule.seed)
-    return schedule.select(corpora), held_out
+    corpus = schedule.select(corpora)
+    logger.info(f"{corpus}")
+    return corpus, held_out
 
 
 def prepare_on_hosts(

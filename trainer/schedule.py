@@ -5,7 +5,6 @@ rule holds for every change: the past stands, the future may change.
 """
 
 import dataclasses
-import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -20,10 +19,9 @@ from pipeline.planning.fit import fit_buckets
 from pipeline.planning.options import list_keywords, select_options
 from pipeline.planning.plan import PLANNING, Plan
 from trainer.checkpoint import Saved
+from trainer.config import as_json, show_field
 
 logger = logging.getLogger(__name__)
-
-NONE = "not there"
 
 FITTING = list_keywords(fit_buckets)
 # Options that choose other buckets when they change; examples that leave do not.
@@ -86,7 +84,7 @@ class Schedule:
         config gives none, so that it has the same batches on other devices. `sharding` is that of
         batches.
         """
-        fields = json.loads(config.to_json())
+        fields = as_json(config)
         begin = {"seed": fields["seed"], **fields["batches"]}
         if begin.get("tiers") is None:  # the steps of an update are a block
             begin["tiers"] = config.accumulate
@@ -136,7 +134,7 @@ class Schedule:
         }:
             in_force = _merge(entry for entry in entries if entry.step <= step)
             differ = "; ".join(
-                f"{name} was {show_field(in_force, name, 'not given')} and is now {value!r}"
+                f"{name} was {show_field(in_force, name)} and is now {value!r}"
                 for name, value in wrong.items()
             )
             new = wrong | {
@@ -160,11 +158,6 @@ class Schedule:
 
     def select(self, corpus: Any) -> Any:
         """The corpus that a run trains on: the first of `corpus`, and those that entries add."""
-        selected = self._select(corpus)
-        logger.info(f"{selected}")
-        return selected
-
-    def _select(self, corpus: Any) -> Any:
         if self.mixture:  # its phases say which corpora are in it
             return corpus
         added = self.options().get("add", [])
@@ -225,11 +218,6 @@ class Schedule:
                 )
             plan["buckets"] = [bucket.as_json for bucket in fit_buckets(corpus, **fitting)]
         return plan
-
-
-def show_field(fields: Mapping[str, Any], name: str, missing: str = NONE) -> str:
-    """The value of a field for a message, with strings in quotes."""
-    return repr(fields[name]) if name in fields else missing
 
 
 def _list_entries(changes: Any) -> list[Entry]:

@@ -14,6 +14,7 @@ from pipeline.errors import counted
 from pipeline.fs.atomic import as_path, atomic_write
 from pipeline.planning.identity import fingerprint_of
 from pipeline.scoring.scores import TABLE, ScoreOptions, score
+from trainer.config import as_json
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ def score_corpus(
     options: dict[str, Any] = {"directory": directory, "sharding": mesh, "reduce": "sum"}
     options["num_threads"] = config.num_threads
     # Other scores than those of another model with the same parameters.
-    options["version"] = fingerprint_of([config.architecture, json.loads(config.model.to_json())])
+    options["version"] = fingerprint_of([config.architecture, as_json(config.model)])
     known = ScoreOptions.__annotations__
     options |= {name: v for name, v in config.batches.items() if name in known and v is not None}
     per = (corpus.loss or corpus.side_names[0]) if len(corpus.sides) > 1 else "position"

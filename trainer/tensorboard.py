@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from etils import epath
 
 from pipeline.fs import is_local, name_full_disk
-from pipeline.history.metrics_files import copy_files
+from pipeline.history.log_parts import write_part
 
 logger = logging.getLogger(__name__)
 
@@ -18,13 +18,13 @@ class TensorBoard(contextlib.ExitStack):
     """Writes the numbers of a line as events of its step; nothing if tensorboardX is not installed.
 
     Events from `step` on, of an earlier start, are hidden, but for an evaluation after `step`
-    steps. For object storage, `save` uploads all of them.
+    steps. For object storage, `save` uploads those since the last one, as a file of their own.
     """
 
     def __init__(self, directory: epath.Path, step: int):
         super().__init__()
         self._here = self._there = directory
-        self._board = None
+        self._board, self._uploaded = None, 0  # bytes
         try:
             import tensorboardX
         except ImportError:
@@ -52,4 +52,8 @@ class TensorBoard(contextlib.ExitStack):
             with name_full_disk(self._there):
                 self._board.flush()
             if self._here != self._there:
-                copy_files(self._here, self._there)
+                (events,) = self._here.iterdir()
+                with events.open("rb") as file:
+                    file.seek(self._uploaded)
+                    new = file.read()
+                self._uploaded = write_part(self._there / events.name, self._uploaded, new)

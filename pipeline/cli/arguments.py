@@ -203,9 +203,9 @@ def parser() -> argparse.ArgumentParser:
     flag(
         "source",
         nargs="*",
-        help="text or .jsonl files, or globs, also compressed; .parquet, .arrow or .feather files; "
-        "the folder of a saved Hugging Face data set; or one config (.py), for which training and "
-        "evaluation corpora are made",
+        help="text, .jsonl or .csv files, or globs, also compressed; .parquet, .arrow or .feather "
+        "files; the folder of a saved Hugging Face data set; or one config (.py), for which "
+        "training and evaluation corpora are made",
     )
     flag("--tokens", nargs="+", metavar=("FORMAT", "NAME=VALUE"), help=IN)
     flag("--into", metavar="DIRECTORY", help="the directory of the corpus")

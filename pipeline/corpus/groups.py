@@ -68,7 +68,7 @@ class Groups(SingleCorpus):
                 f"{nodes!r} is damaged: its nodes do not make groups; prepare it again"
             )
         self._lay_out()
-        self._max_length = max_length
+        self._max_length, self._num_alike = max_length, 0
         if max_length is not None:
             self._cut(max_length)
         if nodes.files is not None:
@@ -92,7 +92,9 @@ class Groups(SingleCorpus):
 
         In a longer group, the longest continuations lose their last tokens, and end up equally
         long, give or take one. Shared prefixes stay complete. A group that is too long even with
-        one token in each continuation has length 0: it is in no batch, and plans count it.
+        one token in each continuation has length 0: it is in no batch, and plans count it. So has
+        one whose continuations are alike in all tokens that they may keep, and differed before: a
+        pair of answers of which nothing prefers one.
 
         >>> samples = Examples.from_groups([([1, 2], [[3, 4, 5, 6, 7], [8]])])  # doctest: +SKIP
         >>> samples.truncate(5)[0]["targets"].tolist()  # doctest: +SKIP
@@ -103,7 +105,12 @@ class Groups(SingleCorpus):
         if longest <= max_length:
             return self
         cut = Groups(self.nodes, max_length)
-        if lost := int(np.count_nonzero((cut.lengths == 0) & (self.lengths > 0))):
+        if alike := cut._num_alike:
+            logger.warning(
+                f"{alike:,} of {counted(len(self), 'group')} are left out: cut to {max_length:,} "
+                "columns, their continuations are the same; give a longer bucket"
+            )
+        if lost := int(np.count_nonzero((cut.lengths == 0) & (self.lengths > 0))) - alike:
             logger.warning(
                 f"{lost:,} of {counted(len(self), 'group')} are left out: even with one token in "
                 f"each continuation, they have more than {max_length:,} columns"
@@ -131,16 +138,46 @@ class Groups(SingleCorpus):
             middle = (low + high + 1) // 2
             fits = total(np.minimum(own, middle[of])) <= room
             low, high = np.where(fits, middle, low), np.where(fits, high, middle - 1)
+        alike = self._find_alike(tree, places, low[of])
         kept = np.minimum(own, low[of])
         cut, left = np.flatnonzero(own > kept), room - total(kept)
         kept[cut] += count_before(of[cut], np.ones_like(cut)) < left[of[cut]]
         sizes[places] = kept
+        sizes[np.isin(group, alike)] = 0
+        self._num_alike = len(alike)
         self._sizes = sizes.astype(np.uint32)
         self._lay_out()
         if self._side.weighted:  # weights of the rest are not counted
             self.num_learnt = None
         tokens = f"{self.identity['tokens']} cut to {max_length}"
         self.identity = {**self.identity, "tokens": tokens}
+
+    def _find_alike(self, tree: Tree, places: np.ndarray, most: np.ndarray) -> np.ndarray:
+        """The groups whose continuations differ, but not in the first tokens that stay.
+
+        `places` are the nodes that are continuations, and `most` the tokens that stay of each; one
+        that has a token more, since a group has room for it, is compared without.
+        """
+        group = (np.cumsum(tree.root) - 1)[places]
+        own = self._sizes[places].astype(np.int64)
+        shown, parent = np.minimum(own, most), tree.parent[places]
+        first = np.searchsorted(group, group)  # of the group of each
+        like = (shown == shown[first]) & (parent == parent[first])
+        wanted = (np.bincount(group, ~like) == 0) & (np.bincount(group) > 1)
+        chosen = np.flatnonzero(wanted[group]) if len(group) else group
+        heads: dict[int, set[bytes]] = {}
+        wholes: dict[int, set[bytes]] = {}
+        which, sizes = places[chosen], own[chosen]
+        for mine, fields in self._side.read_blocks(which, 0 * which, sizes):
+            ends = np.cumsum(sizes[mine])
+            parts = np.split(fields["inputs"], ends[:-1])
+            for number, part, stay in zip(
+                group[chosen[mine]].tolist(), parts, most[chosen[mine]].tolist(), strict=True
+            ):
+                heads.setdefault(number, set()).add(part[:stay].tobytes())
+                wholes.setdefault(number, set()).add(part.tobytes())
+        alike = [each for each, some in heads.items() if len(some) == 1 < len(wholes[each])]
+        return np.array(alike, np.int64)
 
     @computed
     def silent(self) -> np.ndarray:

@@ -10,8 +10,10 @@ import numpy as np
 
 from pipeline.errors import InvalidValue, require, require_whole
 
-# The tag of EXIF that says how a camera was held; from 5 on, width and height are exchanged.
+# The tag that says how a camera was held; from 5 on, width and height are exchanged.
 ORIENTATION, SIDEWAYS = 0x0112, 5
+# What a PNG has that may say so, before its pixels or after them.
+MARKS = b"eXIf", b"XML:com.adobe.xmp", b"Raw profile type exif"
 WHOLE = 1 << 16  # the scale at which a picture keeps its size
 BILINEAR = 2  # as Pillow numbers its filters
 EXTRA = {"extra": "images", "purpose": "decoding pictures"}
@@ -43,7 +45,8 @@ def patchify(image: Any, patch: int, max_patches: int) -> tuple[np.ndarray, np.n
 
     Args:
         image: the bytes of a file (JPEG, PNG, …), a picture of Pillow, or an array of uint8
-            `[height, width, 3]`. It is turned as its EXIF says. Transparency is ignored, and of an
+            `[height, width, 3]`. It is turned as its EXIF says, or its XMP
+            if EXIF does not. Transparency is ignored, and of an
             animation only the first picture is read.
         patch: the height and width of a patch, in pixels.
         max_patches: the most patches of a picture.
@@ -82,13 +85,30 @@ def _open(image: Any) -> tuple[Any, int]:
             f"the image is {seen:.80}; give the bytes of a file, a picture of Pillow, or an array "
             "of uint8 [height, width, 3]"
         )
-    exif = pillow.Exif()
-    with contextlib.suppress(SyntaxError):  # such as that of Pillow, if it is damaged
-        exif.load(picture.info.get("exif", b""))
-    orientation = exif.get(ORIENTATION, 1)
+    orientation = _find_orientation(picture, image)
     if picture.mode[0] in "IF":
         raise InvalidValue(f"the image has the mode {picture.mode!r}; give 8 bits for each colour")
-    return picture, orientation if orientation in range(1, 9) else 1
+    return picture, orientation
+
+
+def _find_orientation(picture: Any, image: Any) -> int:
+    """The orientation from 1 to 8 by EXIF, or else by XMP, that Pillow has not applied.
+
+    If marks may come after the pixels, these are decoded now.
+    """
+    if hasattr(picture, "tag_v2"):  # a TIFF, which Pillow turns; its size knows the tag alone
+        if ORIENTATION not in picture.tag_v2 and "xmp" in picture.info:
+            picture.load()
+        return 1
+    late = not isinstance(image, bytes) or any(mark in image for mark in MARKS)
+    if picture.format == "PNG" and late:
+        picture.load()
+    pillow = require("PIL.Image", **EXTRA)
+    with contextlib.suppress(SyntaxError):  # such as that of Pillow, if it is damaged
+        # Not that of its class: for a PNG without EXIF, it decodes all pixels.
+        orientation = pillow.Image.getexif(picture).get(ORIENTATION, 1)
+        return orientation if orientation in range(1, 9) else 1
+    return 1
 
 
 def _upright(size: tuple[int, int], orientation: int) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from etils import epath
 from pipeline.errors import InvalidValue, Missing, name_some
 from pipeline.fs.atomic import as_path
 from pipeline.history.coverage import Coverage, NotAsPlanned
+from pipeline.history.log_parts import read_log
 from pipeline.history.plans import describe_changes, read_history
 
 
@@ -57,7 +58,7 @@ def _read_log(workdir: epath.Path) -> tuple[list[str], list[int]]:
             f"there is no {path.name} in {os.fspath(workdir)}, which lists the batches that ran; "
             "pipeline.history.RunLog writes it"
         )
-    lines = path.read_bytes().split(b"\n")[:-1]  # without a line that a kill cut short
+    lines = read_log(path).split(b"\n")[:-1]  # without a line that a kill cut short
     for number, line in enumerate(lines, 1):
         try:
             values = json.loads(line)

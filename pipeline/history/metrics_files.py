@@ -1,16 +1,18 @@
 """The file of a run's log, `metrics.jsonl`; and writers for trackers."""
 
 import contextlib
+import io
 import json
 import operator
-import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from etils import epath
 
 from pipeline.fs.atomic import atomic_write, is_local, make_directory, name_full_disk
+from pipeline.history.log_parts import read_log, remove_parts, write_part
+
+NAME = "metrics.jsonl"
 
 # Called with a step and the numbers of a line of that step, by name.
 Writer = Callable[[int, dict[str, float]], object]
@@ -33,8 +35,8 @@ def read_past(workdir: epath.Path, step: int) -> Past:
 
     So does an evaluation after exactly `step` steps.
     """
-    path, past, lost = workdir / "metrics.jsonl", Past([], {}, 0.0), 0.0
-    for line in path.read_bytes().splitlines() if step and path.exists() else []:
+    past, lost = Past([], {}, 0.0), 0.0
+    for line in read_log(workdir / NAME).splitlines() if step else []:
         with contextlib.suppress(ValueError, KeyError, TypeError):  # cut short by a kill
             values = json.loads(line)
             at = operator.index(values.pop("step"))
@@ -52,28 +54,29 @@ def read_past(workdir: epath.Path, step: int) -> Past:
 class MetricsFiles(contextlib.ExitStack):
     """Appends lines to `metrics.jsonl`, and calls writers with their numbers.
 
-    The file begins with `lines`. Object storage cannot append, so for it, the file is on this
-    machine, and `flush` uploads it whole.
+    The file begins with `lines`. Object storage cannot append, so there, each `flush` writes the
+    lines since the last one as a part; `read_log` reads all of them.
     """
 
     def __init__(self, workdir: epath.Path, lines: Iterable[bytes], writers: Iterable[Writer] = ()):
         super().__init__()
-        self._path = workdir / "metrics.jsonl"
+        self._path = make_directory(workdir) / NAME
         self.enter_context(name_full_disk(self._path))
-        self._here = workdir
-        if not is_local(workdir):
-            self._here = epath.Path(self.enter_context(tempfile.TemporaryDirectory()))
-        path = make_directory(self._here) / "metrics.jsonl"
-        with atomic_write(path) as file:
-            file.writelines(lines)
-        self._file = self.enter_context(path.open("a"))
+        past = b"".join(lines)
+        with atomic_write(self._path) as file:
+            file.write(past)
+        remove_parts(self._path)
+        self._size = len(past)  # for object storage: of what is there
+        self._new: IO[bytes] = self.enter_context(
+            self._path.open("ab") if is_local(workdir) else io.BytesIO()
+        )
         self._writers = [*writers]
         self.callback(self.flush)
 
     def write(self, values: Mapping[str, Any]) -> None:
         """Writes a line; `step` is among its values."""
         with name_full_disk(self._path):
-            self._file.write(json.dumps(values) + "\n")
+            self._new.write(f"{json.dumps(values)}\n".encode())
             numbers: dict[str, float] = {
                 name: value
                 for name, value in values.items()
@@ -85,16 +88,8 @@ class MetricsFiles(contextlib.ExitStack):
     def flush(self) -> None:
         """Saves everything written so far beyond the life of the process."""
         with name_full_disk(self._path):
-            self._file.flush()
-        if self._here != self._path.parent:
-            copy_files(self._here, self._path.parent)
-
-
-def copy_files(here: epath.Path, there: epath.Path) -> None:
-    """Copies the files below one directory to the same places in another, each whole."""
-    for folder, _, names in here.walk():
-        for name in names:
-            copied = there / (folder / name).relative_to(here)
-            make_directory(copied.parent)
-            with (folder / name).open("rb") as content, atomic_write(copied) as file:
-                shutil.copyfileobj(content, file)
+            self._new.flush()
+        if isinstance(self._new, io.BytesIO):
+            self._size = write_part(self._path, self._size, self._new.getvalue())
+            self._new.seek(0)
+            self._new.truncate()

@@ -167,9 +167,11 @@ class RunLog:
             self._files.flush()
 
     def _record(self, step: int, planned: PlannedBatch, values: Mapping[str, Any]) -> None:
-        arrays = jax.device_get(dict(values))
+        # Process 0 alone writes the losses of segments, so the others do not fetch them.
+        fetched = {k: each for k, each in values.items() if self._leads or k != "segments"}
+        arrays = jax.device_get(fetched)
         sums = arrays.pop("segments", None)
-        if sums is not None and self._leads:
+        if sums is not None:
             self._losses.add(step, planned, sums)
         numbers = {name: np.asarray(each).item() for name, each in arrays.items()}
         finite = bool(numbers.pop("finite", math.isfinite(numbers["loss"])))

@@ -367,8 +367,8 @@ class Batches(StepDataset):
         of_positions = [name for name, each in self.features.items() if not each.per_example]
         batch = collate(self.corpus, planned, blocks, self.positions, of_positions)
         rows = blocks[0].rows
-        if self._room:
-            room = {of: columns[planned.bucket] for of, columns in self._room.items()}
+        room = {of: columns[planned.bucket] for of, columns in self._room.items()}
+        if room:
             mine = {name: each for name, each in self.features.items() if each.per_example}
             mine = {name: each for name, each in mine.items() if name not in self._offsets}
             batch |= collate_examples(self.corpus, planned, rows, room, mine)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# The axes of a base mesh that divide batches; the last one is the first to be divided.
+# The axes of a base mesh that divide batches; `context` takes devices of the last one first.
 ROWS = ("data", "fsdp")
 CONTEXT = "context"
 
@@ -78,11 +78,22 @@ class DynamicContext:
                 f"least is {least} and most is {most}; they are numbers of devices that share a "
                 f"row, from 1 to the {self.devices} of 'data' and 'fsdp', most not below least"
             )
+        if not self.degrees:
+            raise InvalidValue(
+                f"no number of devices from least={least} to most={most} divides the "
+                f"{self.devices} of 'data' and 'fsdp'; raise most, or lower least"
+            )
 
     @property
     def devices(self) -> int:
         """The number of devices that share a batch, along `data` and `fsdp`."""
         return math.prod(self.mesh.shape.get(axis, 1) for axis in ROWS)
+
+    @property
+    def degrees(self) -> tuple[int, ...]:
+        """The numbers of devices that may share a row, ascending: from `least` to `most`."""
+        most = self.devices if self.most is None else self.most
+        return tuple(n for n in range(self.least, most + 1) if self.devices % n == 0)
 
     def degree(self, rows: int) -> int:
         """The number of devices that share a row, of a bucket with so many rows.
@@ -90,15 +101,13 @@ class DynamicContext:
         Raises:
             ValueError: it would be above `most`.
         """
-        shares = (n for n in range(self.least, self.devices + 1) if self.devices % n == 0)
-        degree = next(n for n in shares if rows % (self.devices // n) == 0)
-        if degree > (self.most or self.devices):
-            raise InvalidValue(
-                f"a bucket of {rows} rows would divide each over {degree} of {self.devices} "
-                f"devices, and most is {self.most}; make its rows a multiple of "
-                f"{self.devices // math.gcd(self.most or 1, self.devices)}"
-            )
-        return degree
+        for degree in self.degrees:
+            if rows % (self.devices // degree) == 0:
+                return degree
+        raise InvalidValue(
+            f"a bucket of {rows} rows needs more than most={self.most} of {self.devices} devices "
+            f"for each row; make its rows a multiple of {self.devices // self.degrees[-1]}"
+        )
 
     def of(self, rows: int) -> "NamedSharding":
         """The sharding of `[rows, length]` of a bucket with so many rows."""
@@ -127,24 +136,23 @@ def _divide(mesh: "Mesh", degree: int) -> "Mesh":
     import jax
 
     sizes, names = dict(mesh.shape), [name for name in mesh.axis_names if name != CONTEXT]
-    left, parts = degree, dict.fromkeys(ROWS, 1)  # of each axis
-    for axis in reversed(ROWS):
-        parts[axis] = math.gcd(left, sizes.get(axis, 1))
-        left //= parts[axis]
-        sizes[axis] = sizes.get(axis, 1) // parts[axis]
-    inner = next(axis for axis in reversed(ROWS) if parts[axis] > 1)
-    outer = next(axis for axis in ROWS if parts[axis] > 1)
-    # If both axes give devices, all that lies between these must be one device wide.
-    between = names[names.index(outer) + 1 : names.index(inner) + 1] if outer != inner else []
-    adjoin = outer == inner or (between and all(sizes[name] == 1 for name in between))
-    if left > 1 or not adjoin:
+    data, fsdp = (sizes.get(axis, 1) for axis in ROWS)
+    from_fsdp = math.gcd(degree, fsdp)
+    from_data = degree // from_fsdp
+    possible = data % from_data == 0
+    if possible and from_fsdp > 1 and from_data > 1:  # all of `fsdp`, with nothing before it
+        begin, end = map(names.index, ROWS)
+        between = [sizes[name] for name in names[begin + 1 : end]]
+        possible = from_fsdp == fsdp and begin < end and math.prod(between) == 1
+    if not possible:
         raise InvalidValue(
             f"{degree} devices that share a row would not be neighbours in the mesh "
             f"{dict(mesh.shape)}; give buckets rows with another degree, or a mesh whose axis "
             "'fsdp' follows 'data', and is a multiple or a divisor of each degree"
         )
-    names.insert(names.index(inner) + 1, CONTEXT)
-    grid = mesh.devices.reshape([degree if n == CONTEXT else sizes[n] for n in names])
+    sizes |= {"data": data // from_data, "fsdp": fsdp // from_fsdp, CONTEXT: degree}
+    names.insert(names.index("fsdp" if from_fsdp > 1 else "data") + 1, CONTEXT)
+    grid = mesh.devices.reshape([sizes[name] for name in names])
     _require_nested(grid, names)
     auto = (jax.sharding.AxisType.Auto,) * len(names)
     return jax.sharding.Mesh(grid, names, axis_types=auto)
@@ -154,9 +162,9 @@ def _require_nested(grid: np.ndarray, names: list[str]) -> None:
     """Refuses a mesh where some devices of a process share a row with another process, not all."""
     processes = np.vectorize(lambda device: device.process_index, otypes=[int])(grid)
     rows = [names.index(axis) for axis in ROWS if axis in names]
-    groups = np.moveaxis(processes, rows, range(len(rows)))
-    # One for all devices with the same rows.
-    groups = groups.reshape(math.prod(groups.shape[: len(rows)]), -1)
+    parts = math.prod(grid.shape[axis] for axis in rows)
+    # [parts of the rows, devices that hold a part]
+    groups = np.moveaxis(processes, rows, range(len(rows))).reshape(parts, -1)
     for process in np.unique(processes):
         holders = groups[(groups == process).any(axis=1)]
         if len(holders) > 1 and (holders != process).any():

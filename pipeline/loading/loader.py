@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Protocol, Unpack, cast
 
 import grain
 
@@ -287,8 +287,18 @@ def _close(batches: Prefetch, files: ReadAhead) -> None:
         files.stop()  # last, since a batch in the making would restart it
 
 
+class GrainDataset(Protocol):
+    """A `grain.MapDataset` or `grain.IterDataset`, for type checkers, some of which see neither."""
+
+    def filter(self, transform: Any) -> Any:
+        """The data set of some elements."""
+
+    def map(self, transform: Any) -> Any:
+        """The data set of other elements."""
+
+
 def load(
-    corpus: AnyCorpus | str | os.PathLike | grain.MapDataset | grain.IterDataset,
+    corpus: AnyCorpus | str | os.PathLike | GrainDataset,
     *,
     buckets: Iterable[Bucket] | None = None,
     sharding: "jax.sharding.Mesh | jax.sharding.NamedSharding | DynamicContext | None" = None,
@@ -373,6 +383,7 @@ def load(
     if isinstance(corpus, str | os.PathLike):
         corpus = open_corpus(corpus)
     require_type("corpus", corpus, "fingerprint", f"a directory, or {A_CORPUS}")
+    corpus = cast("AnyCorpus", corpus)
     if buckets is None:
         buckets = _fit(corpus, sharding, context_order, options)
     overflow = options.get("overflow")

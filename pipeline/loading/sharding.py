@@ -128,8 +128,8 @@ def multiples(
 ) -> tuple[int, int]:
     """What the rows and the lengths of all buckets must be multiples of."""
     if isinstance(sharding, DynamicContext):
-        length = sharding.most or sharding.devices
-        rows = sharding.devices // math.gcd(length, sharding.devices)
+        rows = sharding.devices // sharding.degrees[-1]
+        length = math.lcm(*sharding.degrees)
     else:
         rows, length = parts(sharding)
     return rows, 2 * length if context_order == "zigzag" and length > 1 else length

@@ -301,8 +301,8 @@ def find_hosts(
         if sum(map(len, rows.values())) > whole[0]:
             raise InvalidValue(
                 f"processes hold the same rows of batches over {on.spec} of {on.mesh}, but each "
-                "packs rows of its own data; give a mesh in which only devices of one process "
-                "share rows, or prepare the data as a corpus"
+                "packs rows of its own data; give a mesh (or most= of DynamicContext) with which "
+                "only devices of one process share rows, or prepare the data as a corpus"
             )
     hosts, me = sorted(rows), jax.process_index()
     if me not in rows:

@@ -14,7 +14,7 @@ import hashlib
 import logging
 import threading
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NoReturn, get_args
 
 import grain
@@ -97,16 +97,15 @@ class Setup:
         """A copy of the state of an iterator; one of another stream or host is refused."""
         try:
             known = {name: copy.deepcopy(state[name]) for name in STATE}
-            whole = all(type(known[name]) is int and known[name] >= 0 for name in COUNTS)
+            if not all(type(known[name]) is int and known[name] >= 0 for name in COUNTS):
+                raise ValueError("a count is no whole number from 0")
             decode_spans(known["carried"], 2 + len(self.options.names))
             then = {**known["identity"], "host": known["host"]}
-        except (KeyError, TypeError, ValueError, zlib.error):
-            whole = False
-        if not whole:
+        except (KeyError, TypeError, ValueError, zlib.error) as error:
             raise InvalidValue(
                 f"{str(state)[:200]!r} is not the state of a PackedStream; give one that "
                 "get_state() of its iterator returned"
-            )
+            ) from error
         if changes := differences(then, {**self.identity, "host": self.host}):
             raise InvalidValue(
                 f"the state of step {known['step']:,} belongs to another stream: "
@@ -334,7 +333,8 @@ class HostWindows:
         new = self._numbers >= self.begin["read"]
         numbers, lengths = self._numbers[new], lengths[new]
         overflow, longest = self._setup.options.overflow, self._setup.options.buckets[-1]
-        over, kept = (lengths > longest.lengths).any(axis=1), lengths
+        over = (lengths > longest.lengths).max(axis=1)
+        kept = lengths
         if overflow == "error" and over.any():
             seen = " and ".join(f"{n:,}" for n in lengths[over][0])
             raise InvalidValue(
@@ -479,8 +479,10 @@ class _NumberedSide(Side):
     def read(self, examples: Any, *more: Any, **options: Any) -> dict[str, np.ndarray]:
         return self._side.read(self._numbers.searchsorted(examples), *more, **options)
 
-    def read_examples(self, examples: Any, *more: Any) -> dict[str, np.ndarray]:
-        return self._side.read_examples(self._numbers.searchsorted(examples), *more)
+    def read_examples(
+        self, examples: Any, features: Iterable[str] | None = None
+    ) -> dict[str, np.ndarray]:
+        return self._side.read_examples(self._numbers.searchsorted(examples), features)
 
 
 def as_entries(element: Any) -> dict[str, Any]:

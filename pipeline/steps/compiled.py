@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal, TypeVar
 
@@ -96,7 +96,7 @@ class Compiled:
         self._unchecked = donate  # whether the next state may still hold an array twice
         if donate:
             _require_own_arrays(state)
-        self._meshes = {bucket: _find_mesh(fields) for bucket, fields in specs.items()}
+        self._meshes = {bucket: _find_mesh(fields.values()) for bucket, fields in specs.items()}
         for bucket, mesh in self._meshes.items():
             _require_order(state, mesh, bucket)
         if donate and len({*self._meshes.values()}) > 1 and "out_shardings" not in jit_options:
@@ -158,7 +158,7 @@ class Compiled:
         Steps look at the axes of a mesh, such as a model that compares positions of columns only
         where `context` divides them.
         """
-        wanted, found = self._meshes[bucket], _find_mesh(batch)
+        wanted, found = self._meshes[bucket], _find_mesh(batch.values())
         if found is None or wanted is None or found is wanted or found == wanted:
             return
         sizes = [{n: k for n, k in mesh.shape.items() if k > 1} for mesh in (found, wanted)]
@@ -225,7 +225,7 @@ def on_batch_mesh(step: Callable[..., T]) -> Callable[..., T]:
 
     @functools.wraps(step)
     def run(*arguments: Any, **options: Any) -> T:
-        mesh = _find_mesh(arguments[-1])
+        mesh = _find_mesh(arguments[-1].values())
         if mesh is None:
             raise InvalidValue(
                 "no field of the batch, the last argument, is on a mesh with AxisType.Auto; load "
@@ -237,10 +237,10 @@ def on_batch_mesh(step: Callable[..., T]) -> Callable[..., T]:
     return run
 
 
-def _find_mesh(fields: Mapping[Any, Any]) -> jax.sharding.Mesh | None:
-    """The mesh of the fields of a batch or of their specs; None: none, or with explicit axes."""
-    for field in fields.values():
-        sharding = getattr(field, "sharding", None)
+def _find_mesh(arrays: Iterable[Any]) -> jax.sharding.Mesh | None:
+    """The mesh of the first array or spec that has one; None: none, or with explicit axes."""
+    for array in arrays:
+        sharding = getattr(array, "sharding", None)
         if isinstance(sharding, NamedSharding) and isinstance(sharding.mesh, jax.sharding.Mesh):
             return None if sharding.mesh.explicit_axes else sharding.mesh
     return None
@@ -248,7 +248,7 @@ def _find_mesh(fields: Mapping[Any, Any]) -> jax.sharding.Mesh | None:
 
 def _require_order(state: Any, mesh: jax.sharding.Mesh | None, bucket: Bucket) -> None:
     """Refuses a state on the devices of a mesh in another order, which no program can take."""
-    own = _find_mesh(dict(enumerate(jax.tree.leaves(state))))
+    own = _find_mesh(jax.tree.leaves(state))
     if own is None or mesh is None or own is mesh:
         return
     orders = [[device.id for device in each.devices.flat] for each in (own, mesh)]
@@ -279,7 +279,7 @@ def _require_same_devices(
 
 def _require_own_arrays(state: Any) -> None:
     """Refuses a state of which two leaves are one array, which a step cannot overwrite for both."""
-    seen: dict[tuple[jax.Device, int], str] = {}
+    seen: dict[tuple[Any, int], str] = {}  # by device and place in its memory
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
         if not isinstance(leaf, jax.Array) or not leaf.size:
             continue

@@ -61,6 +61,14 @@ def as_text(value: Any, what: str, null: str | None = None) -> str:
     )
 
 
+def name_fields(record: Mapping[Any, Any]) -> str:
+    """The fields of a record for messages, spelt so that what cannot be seen is."""
+    names = (
+        each if isinstance(each, str) and each.isprintable() else repr(each) for each in record
+    )
+    return ", ".join(names) or "none"
+
+
 def count_bytes(text: str) -> int:
     """The bytes of a text in UTF-8.
 
@@ -107,7 +115,7 @@ def _decode(value: str | bytes) -> str | bytes:
 
 
 class Written(float):
-    """A number of JSON that prints as it is written there, with more digits than floats have."""
+    """A number of JSON that prints as it is written there, such as a price of 19.90."""
 
     _text: str
 
@@ -120,9 +128,27 @@ class Written(float):
         return self._text
 
 
+class Single(float):
+    """A number of 32 bits, which prints with as many digits as tell it apart from others."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return str(np.float32(self))
+
+
+class Half(float):
+    """A number of 16 bits; see `Single`."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return str(np.float16(self))
+
+
 def _as_number(text: str) -> float:
     number = float(text)
-    return number if len(text) < 17 or str(number) == text else Written(text)
+    return number if repr(number) == text else Written(text)
 
 
 def _as_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -140,8 +166,8 @@ _JSON = json.JSONDecoder(object_pairs_hook=_as_dict, parse_float=_as_number)
 def read_json(text: str) -> Any:
     """The value of JSON, with numbers that print as they are written there.
 
-    >>> str(read_json("0.12345678901234567890"))
-    '0.12345678901234567890'
+    >>> print(*read_json("[19.90, 1e3, 0.12345678901234567890]"))
+    19.90 1e3 0.12345678901234567890
 
     Raises:
         ValueError: it is no JSON, or an object has a key twice.

@@ -45,6 +45,41 @@ def test_labels_and_masks_are_never_ignored_and_become_weights(write):
         assert opened(features={name: Feature("inputs")}).features[name].of == "inputs"
 
 
+@pytest.mark.parametrize(
+    "name", ["response_mask", "loss_masks", "assistant_mask", "targets_loss_mask"]
+)
+def test_masks_are_known_by_the_names_that_trainers_give_them(name, write):
+    opened = write({"input_ids": IDS, name: [[0, 0, 1, 1], [0, 1], [], [1, 0, 0]]})
+    with pytest.raises(ValueError, match=rf"weights='{name}', or weights=\(\) to train on all"):
+        opened()
+    assert weights_of(opened(weights=name)) == [[0, 1, 1], [1], [], [0, 0]]
+
+
+@pytest.mark.parametrize("name", ["prompt_mask", "input_mask"])
+def test_masks_whose_ones_mean_two_things_are_not_guessed(name, write):
+    opened = write({"input_ids": IDS, name: [[0, 0, 1, 1], [0, 1], [], [1, 0, 0]]})
+    with pytest.raises(ValueError, match=rf"{name}' says .*weights='{name}'; else write its opp"):
+        opened()
+    assert weights_of(opened(weights=name)) == [[0, 1, 1], [1], [], [0, 0]]
+    assert not opened(weights=()).weighted
+
+
+@pytest.mark.parametrize("of", [pa.list_(pa.int8()), pa.large_list(pa.bool_())])
+def test_a_number_for_each_token_that_is_not_read_is_said(of, write, caplog):
+    mask = pa.array([[0, 0, 1, 1], [0, 1], [], [1, 0, 0]]).cast(of)
+    ragged = pa.array([[0], [0, 1], [], [1, 0, 0]]).cast(of)
+    others = {"ragged": ragged, "score": [1, 2, 3, 4], "text": ["a", "b", "", "c"]}
+    others["logits"] = [[0.5] * len(row) for row in IDS]
+    others["nested"] = [[[1]] * len(row) for row in IDS]
+    opened = write({"input_ids": IDS, **others, "mine": mask, "type_ids": mask})
+    opened()
+    assert "not read, though with a number for each token: 'mine', 'type_ids'; if" in caplog.text
+    assert "give weights='mine'" in caplog.text
+    caplog.clear()
+    opened(weights="mine", features={"type_ids": Feature("inputs")})
+    assert not caplog.text
+
+
 def test_the_product_of_several_masks_counts(write):
     one = [[0, 1, 1, 0], [1, 1], [], [1, 1, 1]]
     halves = [[1, 1, 0.5, 1], [0, 0], [], [2, 2, 2]]
@@ -137,6 +172,22 @@ def test_columns_that_do_not_fit_the_tokens_are_refused(write):
         opened = write({"input_ids": [[1, 3, 4], [2]], **columns})
         with pytest.raises((ValueError, TypeError), match=sentence):
             opened(**options)
+
+
+def test_a_saved_data_set_with_indices_of_rows_that_it_keeps_is_refused(tmp_path):
+    folder = tmp_path / "tokens"
+    save_to_disk(folder, {"a.arrow": [{"input_ids": [1, 2]}, {"input_ids": [3, 4]}]})
+    state = json.loads((folder / "state.json").read_text())
+    listed = [{"filename": "indices.arrow"}]
+    for indices in (listed, None):  # version 1 writes None if all rows count
+        (folder / "state.json").write_text(json.dumps({**state, "_indices_data_files": indices}))
+        for opened in (InPlace.arrow, sources.open_files, sources.ArrowFiles):
+            for paths in (folder, folder / "*.arrow"):
+                if indices is None:
+                    assert len([*opened(paths)]) == 2
+                    continue
+                with pytest.raises(ValueError, match=r"the indices of those that it keeps"):
+                    opened(paths)
 
 
 def test_a_saved_data_set_has_the_files_that_it_lists(tmp_path):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, PngImagePlugin
 
 from pipeline import (
     Batches,
@@ -235,6 +235,64 @@ def test_a_picture_is_turned_as_its_exif_says(orientation, kind):
     np.testing.assert_array_equal(patches, expected)
     np.testing.assert_array_equal(yx, other)
     assert patch_grid(content, 16, 9) == ((3, 1) if orientation >= 5 else (1, 3))
+
+
+XMP = """<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF
+ xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#"><rdf:Description
+ xmlns:tiff="http://ns.adobe.com/tiff/1.0/" {}</rdf:Description></rdf:RDF></x:xmpmeta>"""
+SPELLINGS = 'tiff:Orientation="{}">', "><tiff:Orientation>{}</tiff:Orientation>"
+
+
+def write_xmp(picture, kind, xmp, after):
+    """The file of a picture, with XMP; in a PNG it may come after the pixels."""
+    if kind != "PNG":
+        return encode(
+            picture, kind, xmp=xmp.encode(), **{"lossless": True} if kind == "WEBP" else {}
+        )
+    info = PngImagePlugin.PngInfo()
+    info.add_itxt("XML:com.adobe.xmp", xmp)
+    content = encode(picture, kind, pnginfo=info)
+    if after:
+        begin = content.index(b"iTXt") - 4
+        end = begin + 12 + int.from_bytes(content[begin : begin + 4], "big")
+        last = content.index(b"IEND") - 4
+        content = content[:begin] + content[end:last] + content[begin:end] + content[last:]
+    return content
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize(
+    ("kind", "after"), [("PNG", False), ("PNG", True), ("WEBP", False), ("JPEG", False)]
+)
+def test_a_picture_is_turned_as_its_xmp_says_if_its_exif_does_not(
+    kind, after, orientation, spelling
+):
+    blocks = np.kron(RNG.integers(0, 256, (2, 6, 3), np.uint8), np.ones((8, 8, 1), np.uint8))
+    picture, exif = Image.fromarray(blocks), Image.Exif()
+    exif[0x0112] = orientation
+    xmp = XMP.format(spelling.format(orientation))
+    content = write_xmp(picture, kind, xmp, after)
+    more = {"lossless": True} if kind == "WEBP" else {}
+    same = encode(picture, kind, exif=exif, **more)
+    for image in (content, Image.open(io.BytesIO(content))):
+        np.testing.assert_array_equal(patchify(image, 16, 9)[0], patchify(same, 16, 9)[0])
+        assert patch_grid(image, 16, 9) == patch_grid(same, 16, 9)
+    other = XMP.format(spelling.format(9 - orientation))  # EXIF goes before it
+    if kind == "WEBP":
+        both = encode(picture, kind, exif=exif, xmp=other.encode(), **more)
+        np.testing.assert_array_equal(patchify(both, 16, 9)[0], patchify(same, 16, 9)[0])
+
+
+@pytest.mark.parametrize("tags", [{274: 6}, {700: XMP.format(SPELLINGS[0].format(6)).encode()}])
+def test_a_tiff_is_turned_once_by_its_tag_or_its_xmp(tags):
+    picture = Image.fromarray(RNG.integers(0, 256, (16, 48, 3), np.uint8))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    same = encode(picture, "PNG", exif=exif)
+    content = encode(picture, "TIFF", tiffinfo={**tags})
+    assert patch_grid(content, 16, 9) == patch_grid(same, 16, 9) == (3, 1)
+    np.testing.assert_array_equal(patchify(content, 16, 9)[0], patchify(same, 16, 9)[0])
 
 
 def test_exif_that_is_damaged_turns_no_picture():

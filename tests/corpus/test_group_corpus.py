@@ -54,14 +54,49 @@ def test_weights_of_what_is_shared_add_up_unless_they_are_nested(weights, due, l
 )
 def test_truncated_groups_lose_the_ends_of_their_longest_continuations(shapes, limit):
     shapes = [*shapes, (2, [3, 1])]
-    groups = [([0] * p, [[*range(1, r + 1)] for r in sizes]) for p, sizes in shapes]
+    groups = [
+        ([0] * p, [[*range(10 * n + 1, 10 * n + r + 1)] for n, r in enumerate(sizes)])
+        for p, sizes in shapes
+    ]
     corpus = Examples.from_groups(groups).truncate(limit)
     for (prefix, sizes), cut in zip(shapes, corpus, strict=True):
         kept = [*sizes]
         while prefix - 1 + sum(kept) > limit:  # the last of the longest loses its end
             kept[len(kept) - 1 - kept[::-1].index(max(kept))] -= 1
-        due = [[0] * (prefix - 1), *([*range(1, size + 1)] for size in kept)]
+        due = [
+            [0] * (prefix - 1),
+            *([*range(10 * n + 1, 10 * n + k + 1)] for n, k in enumerate(kept)),
+        ]
         assert cut["targets"].tolist() == [token for part in due for token in part]
+
+
+def test_groups_that_truncation_makes_alike_are_left_out_and_counted(caplog):
+    beginning, other = [1, *range(10, 30)], [2, *range(10, 30)]
+    groups = [
+        ([7], [[*beginning, 3], [*beginning, 4]]),
+        ([7], [[*beginning, 3], [*beginning, 4, 5, 6]]),  # one keeps a token more
+        ([7, 8], [beginning, [*beginning[:9], 99, *beginning]]),
+        ([7], [[*beginning, 3], [*other, 3]]),
+        ([7], [beginning, beginning]),  # alike before
+        ([7], [[1], [*beginning, 3]]),
+        ([7], [beginning[:8], [*beginning, 3]]),
+        ([7], [[*beginning, 3], [*beginning, 4], [*other, 5]]),
+        ([7], [([8], [[*beginning, 3], [*beginning, 4]])]),
+        ([7], [beginning]),
+    ]
+    corpus = Examples.from_groups(groups)
+    cut = corpus.truncate(16)
+    assert np.flatnonzero(cut.lengths == 0).tolist() == [0, 1, 2, 6, 8]
+    assert (
+        "5 of 10 groups are left out: cut to 16 columns, their continuations are the" in caplog.text
+    )
+    assert "even with one token" not in caplog.text
+    with load(corpus, buckets=[Bucket(1, 16)], overflow="truncate", num_epochs=1) as loader:
+        assert sum(int(each["inputs_branch_ids"].max() > 0) for each in loader) == 5
+    caplog.clear()
+    assert (corpus.truncate(48).lengths > 0).all()
+    assert not caplog.text
+    assert pickle.loads(pickle.dumps(cut)).lengths.tolist() == cut.lengths.tolist()
 
 
 def test_load_cuts_groups_and_documents_to_the_longest_bucket():

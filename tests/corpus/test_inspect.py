@@ -5,7 +5,7 @@ import collections
 import pytest
 import tokenizers
 
-from pipeline import prepare
+from pipeline import prepare, prepare_pairs
 from pipeline.corpus import Job
 from pipeline.corpus.preparing import inspect as inspect_module
 from pipeline.corpus.preparing.inspect import inspect
@@ -114,3 +114,26 @@ def test_a_look_changes_no_byte(source, tmp_path, monkeypatch):
     )
     unseen = prepare(source, Bytes(), tmp_path / "unseen", **options)
     assert contents(seen.directory) == contents(unseen.directory)
+
+
+def test_records_without_text_are_counted_over_all_of_them(tmp_path, caplog):
+    texts = ["", "a", "\n", "bc", ""] * 500  # more than a sample
+    quiet = {"num_workers": 0, "progress": False}
+    for tokenizer in (Bytes(), Bytes(begin=False), Bytes(begin=False, end=False)):
+        caplog.clear()
+        prepare(Records(texts), tokenizer, tmp_path / str(tokenizer.fingerprint), **quiet)
+        said = [each.getMessage() for each in caplog.records if "have no text" in each.getMessage()]
+        assert len(said) == 1, caplog.text
+        assert "1,000 of 2,500 records have no text; of such a one, at most the marks" in said[0]
+        assert "the first: record 0" in said[0]
+    caplog.clear()
+    prepare(Records(["a", "b"]), Bytes(), tmp_path / "full", **quiet)
+    assert caplog.records == []
+
+
+def test_sides_and_failed_records_without_text_are_told_apart(tmp_path, caplog):
+    records = [{"de": "", "en": "a"}, {"de": "b", "en": "c"}, {"de": None, "en": ""}]
+    fields = {"fields": ("de", "en"), "num_workers": 0, "progress": False, "on_error": "skip"}
+    prepare_pairs(Records(records), Bytes(), tmp_path / "pairs", **fields)
+    (said,) = [each.getMessage() for each in caplog.records if "have no text" in each.getMessage()]
+    assert "1 of 3 records have no text on the side 'inputs'" in said

@@ -113,6 +113,7 @@ class Proxy(http.server.ThreadingHTTPServer):
         share: of the requests that fail.
         failed: how many did so.
         requests: the method and the path of each request.
+        received: bytes of the bodies of all requests.
         refuse: a status that all requests get in place of an answer; 0 for none.
         fates: what becomes of the next requests: "answer", or "refuse", "cut", "half" or "slow".
     """
@@ -123,15 +124,17 @@ class Proxy(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.target, self.share, self.translate = port, share, translate
         self.failed, self.requests, self.refuse, self.fates = 0, [], 0, []
+        self.received = 0
         self.uploads = {}  # the parts of each object that comes in parts, by their numbers
         self._random, self.lock = random.Random(seed), threading.Lock()
 
     def handle_error(self, request, client_address):
         """Says nothing: clients hang up."""
 
-    def fate(self, method, path):
+    def fate(self, method, path, size):
         with self.lock:
             self.requests.append((method, path))
+            self.received += size
             if self.fates:
                 return self.fates.pop(0)
             if self._random.random() >= self.share:
@@ -166,7 +169,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def pass_on(self):
         body = self.body()
-        fate = self.server.fate(self.command, self.path)
+        fate = self.server.fate(self.command, self.path, len(body))
         if self.server.refuse:
             return self.answer(self.server.refuse, {}, b"")
         if fate == "refuse":

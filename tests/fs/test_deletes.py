@@ -28,7 +28,7 @@ RULES = {
     "fs/objects.py:ObjectPath.unlink": "what the caller says",
     "fs/objects.py:delete.remove": "what the caller says",
     "history/step_files.py:StepFiles.remove": f"{OWN_NAME} losses: steps that are made again",
-    "history/metrics_files.py:MetricsFiles.__init__": OWN_FOLDER,
+    "history/log_parts.py:remove_parts": f"{OWN_NAME} a run, whose log has their bytes",
     "trainer/checkpoint.py:Checkpoints.__init__": "by orbax, but for what should_preserve names",
     "trainer/mirror.py:_make_scratch": OWN_FOLDER,
     "trainer/mirror.py:Mirror.push": "folders named by a number that have the mark of a checkpoint",

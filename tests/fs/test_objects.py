@@ -5,6 +5,7 @@ import functools
 import json
 import os
 import re
+import struct
 import subprocess
 import tempfile
 import threading
@@ -20,14 +21,17 @@ import pipeline
 from pipeline import sources
 from pipeline.corpus.stored.cache import default_directory
 from pipeline.fs import as_path, atomic_write, directory_lock, lease, objects, open_locked
+from pipeline.history import RunLog
+from pipeline.history.log_parts import read_log
 from pipeline.text.sources import open_files
 from tests.corpus.files import contents
 from tests.fs import object_servers
 from tests.processes import in_child
-from tests.runs.runs import messages
+from tests.runs.runs import lines, messages
 from tests.text import record_files
 from trainer import mirror
 from trainer.checkpoint import Checkpoints
+from trainer.tensorboard import TensorBoard
 
 SHARE = 0.1  # of requests that fail, where some are to
 OTHER = {"owner": "x", "place": "elsewhere", "pid": 1, "beat": 0}  # the lock of another process
@@ -390,6 +394,31 @@ def test_texts_in_a_bucket_are_sources(place, kind, tmp_path):
     there, again = (open_files([str(place / f"*.{kind}")]) for _ in range(2))
     assert there.fingerprint == again.fingerprint != here.fingerprint  # of entity tags
     assert list(there) == records
+
+
+def test_saves_upload_the_bytes_of_the_logs_once(place, server):
+    steps, before = range(800), server.proxy.received
+    with TensorBoard(place / "tensorboard", 0) as board, RunLog(place, writers=[board]) as log:
+        for step in steps:
+            log.write({"step": step, "loss": 1 / (step + 1)})
+            if step % 20 == 19:  # 40 times
+                log.save()
+                board.save()
+    uploaded = server.proxy.received - before
+    parts = [path.read_bytes() for path in sorted((place / "tensorboard").iterdir())]
+    size = len(read_log(place / "metrics.jsonl")) + sum(map(len, parts))
+    assert size <= uploaded <= 1.02 * size
+    assert len(parts) == 40
+    for part in parts:  # a reader of events finds whole ones in each file
+        while part:
+            (length,) = struct.unpack("<Q", part[:8])
+            assert len(part) >= length + 16
+            part = part[length + 16 :]
+    assert [line["step"] for line in lines(place)] == [*steps]
+    with RunLog(place, 795) as log:  # joins the parts
+        assert names(place) == ["metrics.jsonl", "tensorboard"]
+        log.write({"step": 795, "loss": 2.0})
+    assert [line["step"] for line in lines(place)] == [*range(796)]
 
 
 def test_a_checkpoint_in_a_bucket_is_whole_or_not_there(place, monkeypatch):

@@ -3,7 +3,9 @@
 import json
 import os
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import pipeline
@@ -13,13 +15,14 @@ from tests.runs.runs import lines
 PLAN = pipeline.Plan([5, 3, 4], [pipeline.Bucket(1, 8)])
 
 
-def test_where_files_cannot_be_appended_to_they_are_written_whole(tmp_path, monkeypatch):
+def test_where_files_cannot_be_appended_to_they_are_written_in_parts(tmp_path, monkeypatch):
     monkeypatch.setattr(metrics_files, "is_local", lambda path: False)
     first = RunLog(tmp_path).__enter__()
     for step in range(4):
         first.write({"step": step, "loss": 1.0})
     first.save()
     first.write({"step": 4, "loss": 1.0})  # lost with the process: never saved
+    assert [line["step"] for line in lines(tmp_path)] == [0, 1, 2, 3]
     with RunLog(tmp_path, 3) as again:
         again.write({"step": 3, "loss": 2.0})
     found = [(line["step"], line["loss"]) for line in lines(tmp_path)]
@@ -100,3 +103,20 @@ def test_a_log_is_used_in_a_with_block_and_goes_on_from_its_own_lines(tmp_path):
     assert [(line["step"], "loss" in line) for line in lines(tmp_path)] == [
         *((0, True), (0, False), (3, True), (4, False), (4, True)),
     ]
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_losses_of_segments_are_fetched_on_the_process_that_writes_them(
+    tmp_path, monkeypatch, leads
+):
+    class Sums:
+        def __array__(self, dtype=None, copy=None):
+            fetched.append(True)
+            return np.ones((2, 1, 3), np.float32)
+
+    fetched = []
+    monkeypatch.setattr(jax, "process_index", lambda: 0 if leads else 1)
+    with RunLog(tmp_path) as log:
+        log.add(0, PLAN.batch(0), {"loss": jnp.float32(2), "segments": Sums()})
+    assert fetched == [True] * leads
+    assert (tmp_path / "losses").exists() == leads

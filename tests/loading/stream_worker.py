@@ -145,11 +145,14 @@ def refuse(asked):
     except ValueError as error:
         said["window"] = str(error)
     if jax.process_count() > 1:
-        length = NamedSharding(mesh_of(data=jax.process_count()), PartitionSpec(None, "data"))
-        try:
-            stream_of(asked, sharding=length)
-        except ValueError as error:
-            said["rows"] = str(error)
+        mesh, one_row = mesh_of(data=jax.process_count()), [*BUCKETS, pipeline.Bucket(1, 128)]
+        length = NamedSharding(mesh, PartitionSpec(None, "data"))
+        dynamic = pipeline.DynamicContext(mesh)
+        for name, buckets, sharding in (("rows", BUCKETS, length), ("row", one_row, dynamic)):
+            try:
+                stream_of(asked, buckets, sharding=sharding)
+            except ValueError as error:
+                said[name] = str(error)
     return said
 
 

@@ -3,6 +3,7 @@
 import functools
 import json
 import logging
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -12,18 +13,18 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import pipeline
-from models.attention import make_attention
 from models.mesh import gather_table
 from pipeline import Batches, Bucket, DynamicContext, Examples, Plan
 from pipeline.loading.dynamic_context import _require_nested
 from pipeline.loading.loader import Loader
 from pipeline.loading.sharding import CONTEXT_ORDERS, multiples
 from pipeline.steps import Compiled, CompileLog, make_train_step, on_batch_mesh
+from tests.loading.small_model import VOCABULARY, attend, begin, loss, shardings_of
 from tests.meshes import mesh_of
+from tests.processes import COMPILE_QUICKLY, call
 
 # On 4 devices that share a batch: degrees 1, 1, 2 and 4.
 BUCKETS = Bucket(8, 16), Bucket(4, 32), Bucket(2, 64), Bucket(1, 128)
-VOCABULARY, WIDTH = 40, 16
 MESHES = {
     "data": {"data": 4},
     "fsdp": {"fsdp": 4},
@@ -56,24 +57,6 @@ def text():
     return Examples(tokens(rng, draw(rng)))
 
 
-def attend(ids, positions, x, until=None):
-    heads = x[:, :, None]
-    attention = make_attention(
-        ids, positions=positions, visible_until=until, implementation="blocked", causal=True
-    )
-    return attention(heads, heads, heads)[:, :, 0]
-
-
-def loss(params, batch):
-    """Attention of the models, which compare positions where the mesh has an axis `context`."""
-    x = gather_table(params["table"])[batch["inputs"]]
-    until = batch.get("visible_until")
-    x = x + attend(batch["inputs_segment_ids"], batch["inputs_positions"], x, until)
-    logits = x @ params["table"].T
-    nll = optax.softmax_cross_entropy_with_integer_labels(logits, batch["targets"])
-    return (nll * batch["loss_weights"]).sum(), batch["loss_weights"].sum()
-
-
 def loss_of_pairs(params, batch):
     """The decoder also sees the mean of the inputs of its own example, in any order of columns."""
     ids, memory = batch["targets_segment_ids"], batch["inputs_segment_ids"]
@@ -86,20 +69,6 @@ def loss_of_pairs(params, batch):
         (x + read) @ params["table"].T, batch["targets"]
     )
     return (nll * batch["loss_weights"]).sum(), batch["loss_weights"].sum()
-
-
-def begin(init, mesh=None):
-    table = np.random.default_rng(1).normal(size=(VOCABULARY, WIDTH)).astype(np.float32) / 4
-    state = init({"table": jnp.asarray(table)})
-    if mesh is None:
-        return state
-    split = NamedSharding(mesh, PartitionSpec(None, tuple(mesh.axis_names)))
-    whole = NamedSharding(mesh, PartitionSpec())
-    return jax.tree.map(lambda x: jax.device_put(x, split if x.ndim == 2 else whole), state)
-
-
-def shardings_of(state):
-    return jax.tree.map(lambda leaf: leaf.sharding, state)
 
 
 def train(data, buckets, sharding=None, order="contiguous", *, of=loss, parts=1, steps=10):
@@ -146,6 +115,8 @@ def test_the_mesh_of_a_bucket_divides_its_rows_as_little_as_their_number_allows(
     least = DynamicContext(mesh_of(data=4), least=2, most=2)
     assert [least.degree(rows) for rows in (2, 4, 8)] == [2, 2, 2]
     assert multiples(least, "zigzag") == (2, 4)
+    # 3 devices of 4 never share a row.
+    assert multiples(DynamicContext(mesh_of(data=4), most=3), "contiguous") == (2, 2)
 
 
 @pytest.mark.parametrize(
@@ -241,6 +212,16 @@ def test_a_step_of_ones_own_runs_on_the_mesh_of_each_batch(text):
         own(state, {"inputs": np.zeros((2, 4), np.int32)})
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gradients", "switches", "resumes", "own_steps"])
+def test_on_eight_devices_with_rows_on_one_two_four_and_all_of_them(name):
+    flags = f"--xla_force_host_platform_device_count=8 {COMPILE_QUICKLY}"
+    done = call(
+        *(sys.executable, "-m", "tests.loading.eight_devices", name), XLA_FLAGS=flags, NPROC="16"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_a_program_refuses_a_batch_of_the_same_shape_on_another_mesh(text):
     """Zigzag rows on the base mesh would have other losses, and nothing inside a step can tell."""
     sharding = DynamicContext(mesh_of(data=4))
@@ -324,6 +305,7 @@ def explicit():
         (lambda: DynamicContext(mesh_of(data=4), least=0), "least is 0"),
         (lambda: DynamicContext(mesh_of(data=4), least=3, most=2), "most not below least"),
         (lambda: DynamicContext(mesh_of(data=4), most=8), "most is 8"),
+        (lambda: DynamicContext(mesh_of(data=4), least=3, most=3), "raise most, or lower least"),
         (lambda: DynamicContext(mesh_of(data=4), most=2).of(1), "make its rows a multiple of 2"),
         (lambda: DynamicContext(mesh_of(fsdp=2, data=2)).of(1), "would not be neighbours"),
         (lambda: DynamicContext(mesh_of(data=2, tensor=2, fsdp=1)).of(1), None),

@@ -14,7 +14,8 @@ from absl import flags
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pipeline import Bucket, Feature, PackedStream, load
+from pipeline import Bucket, DynamicContext, Feature, PackedStream, load
+from tests.meshes import mesh_of
 
 check = grain.experimental.assert_equal_output_after_checkpoint
 OF_ELEMENT = 1000  # token k of element e is e * OF_ELEMENT + k
@@ -575,3 +576,25 @@ def test_part_of_a_mesh_builds_its_columns():
     chunks = [0, 3, 1, 2]
     order = np.concatenate([np.arange(16) + 16 * chunk for chunk in chunks])
     np.testing.assert_equal(found["zigzag"], [batch[:, order] for batch in whole])
+
+
+def test_each_shape_of_a_stream_may_have_a_mesh_of_its_own():
+    """Rows are those without a mesh; 8 of them are whole on 4 devices, and 1 is on all of them."""
+    sharding = DynamicContext(mesh_of(fsdp=4))
+    options = {"buckets": [Bucket(8, 16), Bucket(1, 64)], "window": 20}
+    source = source_of([*drawn(high=16), *drawn(count=9, high=60)])
+    whole = [batch["inputs"] for batch in PackedStream(source, **options)]
+    assert {len(batch) for batch in whole} == {1, 8}
+    stripes = np.arange(64).reshape(-1, 4).T.ravel()
+    more = {"sharding": sharding, "context_order": "striped"}
+    with load(source, **options, **more) as loader:
+        for batch, due in zip(loader, whole, strict=True):
+            assert batch["inputs"].sharding == sharding.of(len(due))
+            divided = due if len(due) == 8 else due[:, stripes]
+            np.testing.assert_array_equal(batch["inputs"], divided)
+    # Their shapes can be fitted to the first window, too: a row of all tokens is on all devices.
+    with load(
+        source, sharding=sharding, window=60, tokens_per_batch=64, length_multiple=8
+    ) as loader:
+        assert all(4 % bucket.rows == 0 for bucket in loader.specs)
+        assert next(loader)["inputs"].sharding in map(sharding.of, (1, 2, 4))

@@ -162,6 +162,7 @@ def test_what_differs_between_hosts_is_named_on_all(answers, count):
         assert f"host was {(process + 1) % count} and is now {process}" in said["host"]
         assert f"hosts was {count} and is now 1" in said["hosts"]
         assert "processes hold the same rows" in said["rows"]
+        assert "most= of DynamicContext" in said["row"]
         small = "a window of 3 examples fills no batch of 16x64 (process 0)"
         assert small in said["window"]
 

@@ -14,6 +14,7 @@ import train
 from pipeline.cli.commands import main
 from pipeline.fs.atomic import as_path
 from pipeline.history import losses
+from pipeline.history.log_parts import read_log
 from tests.runs import tiny_config
 from trainer.launch import LOGGERS
 
@@ -77,9 +78,8 @@ def audited(workdir):
 
 def lines(workdir):
     """The lines of steps and of evaluations, without what depends on the clock."""
-    path = workdir / "metrics.jsonl"
-    whole = [line for line in path.read_text().split("\n")[:-1] if line] if path.exists() else []
-    parsed = [json.loads(line) for line in whole]
+    whole = read_log(workdir / "metrics.jsonl").split(b"\n")[:-1]
+    parsed = [json.loads(line) for line in whole if line]
     return [{k: v for k, v in line.items() if k not in CLOCK} for line in parsed]
 
 

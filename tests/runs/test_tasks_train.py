@@ -7,6 +7,7 @@ import absl.flags
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import tensorflow_datasets
 from etils import epath
@@ -87,6 +88,23 @@ def test_chats_are_learnt_and_a_run_may_begin_with_the_parameters_of_another(cha
     (tmp_path / "one").rename(tmp_path / "moved")  # the other run goes on without it
     two = tiny(chats, "chat", start_from=str(tmp_path / "one"), steps=16)
     assert "resumed: step 12 of 16" in run(two, tmp_path / "two")
+
+
+@pytest.mark.parametrize("other", [optax.adam, optax.lion])
+@pytest.mark.usefixtures("counter")
+def test_a_run_begins_with_the_parameters_of_one_with_another_optimizer(
+    chats, tmp_path, monkeypatch, other
+):
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            train, "make_optimizer", lambda config: (other(-1.0), optax.constant_schedule(1.0))
+        )
+        run(tiny(chats), tmp_path / "one")
+    run(tiny(chats, steps=4, start_from=str(tmp_path / "one")), tmp_path / "two")
+    one, two = summary(tmp_path / "one"), summary(tmp_path / "two")
+    assert two["eval_loss_first"] == one["eval_loss_last"] != one["eval_loss_first"]
+    with pytest.raises(ValueError, match="optimizer"):  # a resumed run needs that of before
+        run(tiny(chats, steps=40), tmp_path / "one")
 
 
 @pytest.mark.usefixtures("counter")

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from tests.pages import SNIPPETS
-from tests.processes import ROOT, call
+from tests.processes import COMPILE_QUICKLY, ROOT, call
 from tests.runs.programs import CONFIG, SLOW, start, variables, wait_for_step
-from tests.runs.runs import lines, segment_losses, steps, summary
+from tests.runs.runs import assert_same_losses, lines, segment_losses, steps, summary
 
 
 @pytest.fixture(scope="module")
@@ -104,3 +104,32 @@ def test_a_copy_trains_another_model_and_goes_on(text, tmp_path):
     values = summary(tmp_path / "run")
     assert values["eval_loss_last"] < values["eval_loss_first"]
     assert values["compiles_after_start"] == 0
+
+
+@pytest.mark.slow
+def test_a_run_with_a_mesh_for_each_shape_is_killed_and_goes_on_with_fewer_devices(text, tmp_path):
+    """The steps after its last save are done again, on half of the devices, and are the same."""
+    shapes = {"tokens_per_batch": 512, "max_buckets": 2, "length_multiple": 32}
+    shapes |= {"max_length": 256, "packing": "none"}
+    fields = {f"batches.{name}": value for name, value in shapes.items()}
+    fields |= {"dynamic_context": True, "mesh.data": 1, "context_order": "zigzag", "steps": 12}
+    flags = [f"--config.{name}={value}" for name, value in fields.items()]
+
+    def run(workdir, devices, program="train.py", **more):
+        simulated = f"--xla_force_host_platform_device_count={devices} {COMPILE_QUICKLY}"
+        where = [f"--workdir={tmp_path / workdir}", f"--config.mesh.fsdp={devices}"]
+        more |= variables(text) | {"XLA_FLAGS": simulated, "NPROC": "16"}
+        done = call(sys.executable, program, CONFIG, *where, *flags, **more)
+        return done.returncode, done.stdout + done.stderr
+
+    ended, output = run("whole", 4)
+    assert ended == 0, output
+    killed, _ = run("killed", 4, "tests/runs/killed_train.py", KILLED="8")
+    assert killed == -signal.SIGKILL
+    ended, output = run("killed", 2)
+    assert ended == 0, output
+    assert "resumed: step 5 of 12" in output
+    assert_same_losses(tmp_path / "killed", tmp_path / "whole", rtol=1e-4)
+    buckets = {line["bucket"] for line in steps(tmp_path / "killed")}
+    assert len(buckets) == 2
+    assert min(int(bucket.partition("x")[0]) for bucket in buckets) < 4  # some rows are divided

@@ -8,7 +8,7 @@ import pytest
 from pipeline.fs import as_path, objects
 from tests.fs import object_servers
 from tests.runs.programs import SLOW, run_hosts, start_hosts, wait_for_step
-from tests.runs.runs import assert_same_losses, audited, steps, summary
+from tests.runs.runs import assert_same_losses, audited, lines, steps, summary
 
 
 def wait_for_steps(group, workdir, more):
@@ -54,6 +54,28 @@ def test_sigkill_to_one_of_four_ends_the_others_and_three_one_and_two_go_on(alon
     go_on(text, tmp_path, (3, 1, 2))
     assert_same_run(tmp_path, alone)
     assert re.search(r"epoch 1: [\d,]+ positions, each once$", audited(tmp_path), re.M)
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_of_two_ends_an_evaluation_which_the_next_start_makes(
+    alone, text, tmp_path
+):
+    group = start_hosts(text, tmp_path, 2, program="tests/runs/stopped_evaluation.py")
+    outputs = group.end_with(143)
+    assert "SIGTERM: saved step 10;" in outputs[0]
+    cut = [re.findall(r"evaluated (\d+) of (\d+) batches: None", output) for output in outputs]
+    assert cut[0] == cut[1]
+    ((done, every),) = cut[0]
+    assert int(done) < int(every)
+    assert [line["step"] for line in lines(tmp_path) if "eval_loss" in line] == [0]
+    assert "resumed: step 10 of 40" in run_hosts(text, tmp_path, 2)[0]
+    assert_same_run(tmp_path, alone)
+    ours, theirs = (
+        {line["step"]: line["eval_loss"] for line in lines(place) if "eval_loss" in line}
+        for place in (tmp_path, alone)
+    )
+    assert [*ours] == [0, 10, 20, 30, 40]
+    assert ours == pytest.approx(theirs, rel=1e-5)
 
 
 @pytest.mark.slow

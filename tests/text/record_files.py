@@ -1,6 +1,8 @@
 """Sources of every kind, with the same records; files as compressors write them."""
 
+import csv
 import gzip
+import io
 import json
 
 import grain
@@ -44,6 +46,15 @@ def save_to_disk(directory, files):
     (directory / "state.json").write_text(json.dumps(state))
 
 
+def as_csv(records, **dialect):
+    """Records as the standard library writes them, each field as text."""
+    file = io.StringIO(newline="")
+    writer = csv.DictWriter(file, list(records[0]), **dialect)
+    writer.writeheader()
+    writer.writerows(records)
+    return file.getvalue()
+
+
 def make(kind, directory, given):
     """A source of some records, of which each has a text, in two files with many groups."""
     halves = given[:25], given[25:]
@@ -56,6 +67,8 @@ def make(kind, directory, given):
                 write_table(path, table, rows=4)
             case "arrow":
                 write_stream(path, table, rows=7)
+            case "csv" | "csv.gz":
+                path.write_bytes(compressed(as_csv(records).encode(), path.suffix))
             case "jsonl" | "jsonl.gz" | "jsonl.zst":
                 # With blank lines, which are no records.
                 lines = [json.dumps(record, ensure_ascii=False) + "\n\n" for record in records]

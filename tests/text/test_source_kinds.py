@@ -59,6 +59,12 @@ def test_a_source_has_its_records_and_goes_on_from_any_block_of_any_shard(source
     assert list(place)[-1] in ("byte", "row", "record")
 
 
+@pytest.mark.parametrize("suffix", ["csv", "csv.gz"])
+def test_csv_is_read_like_json_lines(suffix, tmp_path):
+    texts = [{"text": f"né\n{number}", "n": f"{number:03}"} for number in range(60)]
+    assert list(make(suffix, tmp_path, texts)) == texts
+
+
 def test_the_end_of_a_name_alone_says_what_a_file_holds(tmp_path):
     folder = tmp_path / "x.parquet"
     folder.mkdir()

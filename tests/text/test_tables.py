@@ -56,6 +56,28 @@ def test_a_column_of_turns_may_have_any_layout(outer, kind, tmp_path):
     assert texts == ["<|user|>\nhi<|end|>\n<|assistant|>\nyo<|end|>\n"] * 3
 
 
+SHORT = [0.7, None, 0.1, 2.0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("of", [pa.float16(), pa.float32(), pa.float64()])
+def test_numbers_print_with_the_digits_of_their_width_wherever_they_are(of, kind, tmp_path):
+    numbers = np.array([0.7, 0, 0.1, 2.0], of.to_pandas_dtype())
+    column = pa.array(numbers, of, mask=np.arange(4) == 1)
+    values, inner = column.to_pylist(), pa.struct([("n", of)])
+    columns = {
+        "n": column,
+        "dict": pa.array([{"a": {"n": each}} for each in values], pa.struct([("a", inner)])),
+        "list": pa.array([[each] for each in values], pa.list_(of)),
+    }
+    source = write_table(tmp_path / f"a.{kind}", pa.table(columns))
+    for row, number, exact in zip(source, SHORT, values, strict=True):
+        assert row["n"] == exact
+        template = templates.Answer(prompt="{n} {dict[a][n]} ", answer="{list[0]}", null="-")
+        text = "-" if number is None else str(number)
+        assert templates.texts(template, row) == [" ".join([text] * 3)]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_columns_that_nobody_asks_for_are_not_read_and_stop_nothing(kind, tmp_path):
     offsets, content = np.arange(4, dtype=np.int32), b"\xff\xfe\xfd"

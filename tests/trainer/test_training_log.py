@@ -86,13 +86,21 @@ def test_tensorboard_keeps_the_evaluation_at_the_step_that_is_gone_on_from(tmp_p
     ]
 
 
-def test_without_appending_events_are_uploaded_whole(tmp_path, monkeypatch):
+def test_without_appending_each_save_writes_the_new_events(tmp_path, monkeypatch):
     monkeypatch.setattr(tensorboard, "is_local", lambda path: False)
-    with TensorBoard(epath.Path(tmp_path / "there"), 0) as board:
-        board(0, {"loss": 1.0})
-        assert not (tmp_path / "there").exists()
+    there = tmp_path / "there"
+    there.mkdir()  # in object storage, it is there with its first object
+    with TensorBoard(epath.Path(there), 0) as board:
+        sizes = [0]
+        for step in range(3):
+            board(step, {"loss": 1.0})
+            assert len([*there.iterdir()]) == step
+            board.save()
+            files = sorted(there.iterdir())
+            assert int(files[-1].suffix[1:]) == sizes[-1]  # where its events begin
+            sizes.append(sum(path.stat().st_size for path in files))
         board.save()
-        assert len(list((tmp_path / "there").iterdir())) == 1
+    assert sorted(there.iterdir()) == files
 
 
 def test_a_run_needs_no_tensorboard(tmp_path, monkeypatch, caplog):

@@ -16,11 +16,12 @@ from pipeline.text.ragged import IDS, Ragged, find_lead, measure
 from pipeline.text.sources.source import Block, text_of, with_place
 from pipeline.text.templates import Template
 from pipeline.text.templates.template import traits_of
-from pipeline.text.values import count_bytes, take_notes
+from pipeline.text.values import count_bytes, name_fields, take_notes
 
 # By what is not trained on: how many records have it, and the first of them.
 Notes: TypeAlias = dict[str, tuple[int, str]]
 
+EMPTY = "have no text{}; of such a one, at most the marks of the tokenizer are trained on"
 SILENT = "have no loss on any token; they are in no batch of training"
 
 
@@ -128,10 +129,23 @@ class BlockEncoder:
             silent = task.find_silent(chunk.counts, loss)
             if len(silent):
                 add_notes(self.notes, {SILENT: (len(silent), self._place(int(silent[0])))})
+            empty = self._find_empty(chunk.counts)
+            if len(empty):
+                side = f" on the side {task.side!r}" if len(job.tasks) > 1 else ""
+                note = len(empty), self._place(int(empty[0]))
+                add_notes(self.notes, {EMPTY.format(side): note})
             ids = Column(TOKEN_IDS, chunk.flat.astype(np.int32, copy=False))  # which fit by now
             columns = {**chunk.columns, TOKENS: ids}
             chunks[task.side] = dataclasses.replace(chunk, columns=columns)
         return chunks
+
+    def _find_empty(self, counts: np.ndarray) -> np.ndarray:
+        """The records that did not fail, of which no node has a token besides those of marks."""
+        marks = self._tokenizer.begin_id, self._tokenizer.end_id
+        most = sum(mark is not None for mark in marks)
+        per_record = counts.reshape(-1, self._job.nodes)
+        empty = np.flatnonzero((per_record <= most).all(axis=1))
+        return np.setdiff1d(empty, list(self.failed))
 
     # ---- items: what the tokenizer gets of each record
 
@@ -355,7 +369,7 @@ def _features_of(
     if name not in record or (record[name] is None and feature.fill is not None):
         if feature.fill is None:
             raise InvalidValue(
-                f"{name} is no field of it (its fields: {', '.join(map(str, record))}); name the "
+                f"{name} is no field of it (its fields: {name_fields(record)}); name the "
                 "feature like its field, or give it a fill="
             )
         return [feature.filled(1 if feature.per_example else size) for size in sizes]

@@ -1,5 +1,6 @@
 """Arrow: columns with lists of ids, and what is beside them."""
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -14,10 +15,17 @@ from pipeline.text.features import TOKENS, WEIGHTS, Feature, check_features
 from pipeline.text.ragged import require_weights
 from pipeline.text.sources import ArrowFiles, files, is_saved, saved_files
 
+logger = logging.getLogger(__name__)
+
 # Columns that say on which ids to train, as several programs name them. The last has the number of
 # ids of the prompt.
 PROMPT = "sources_len"
-MASKS = ("labels", "completion_mask", "assistant_masks", "loss_mask", PROMPT)
+MASKS = (
+    *("labels", "completion_mask", "assistant_masks", "assistant_mask", "loss_mask", "loss_masks"),
+    *("response_mask", "targets_loss_mask", PROMPT),
+)
+# Those that are 1 where there is a loss in some programs, and in others where there is none.
+UNCLEAR = "prompt_mask", "input_mask"
 
 # What is 0 in this column is padding; and the lengths of the sequences that are packed into a row.
 PADDING, PACKED = "attention_mask", "seq_lengths"
@@ -70,6 +78,7 @@ def arrow(
     copies = [local_copy(path) for path in given]
     wanted = check_features(features)
     masks = _choose(ArrowFiles(copies).names() - {column}, labels, weights, wanted)
+    _say_others(ArrowFiles(copies), column, {*wanted, *masks})
     source = ArrowFiles(copies, columns=[column, *wanted, *masks])
     kinds, groups = {column: None, **wanted, **masks}, []
     for place, table in source.groups():
@@ -156,9 +165,18 @@ def _choose(
     """
     named = [weights] if isinstance(weights, str) else [*(weights or ())]
     named += [] if labels is None else [labels]
-    others = [name for name in MASKS if name in there and name not in {*named, *features}]
+    others = [
+        name for name in (*MASKS, *UNCLEAR) if name in there and name not in {*named, *features}
+    ]
     if others and (named or weights is None):
         option = "labels" if others[0] == "labels" else "weights"
+        if others[0] in UNCLEAR:
+            raise InvalidValue(
+                f"the column {others[0]!r} says of each token whether it is trained on, or whether "
+                f"it is one of a prompt, or padding; if 1 is a token with a loss, give weights="
+                f"{others[0]!r}{' as well' * bool(named)}; else write its opposite as a column "
+                "'loss_mask', and remove it; or give weights=() to train on all tokens"
+            )
         raise InvalidValue(
             f"the column {others[0]!r} says on which tokens to train; give {option}="
             f"{others[0]!r}{' as well' * bool(named)}, or weights=() to train on all tokens"
@@ -171,6 +189,43 @@ def _choose(
     layout = PADDING, PACKED, *BEGINS
     named += [name for name in layout if name in there and name not in features]
     return {name: Feature("example" if name == PROMPT else "targets") for name in named}
+
+
+def _say_others(source: ArrowFiles, column: str, read: Collection[str]) -> None:
+    """Warns of columns that are not read, and have an integer or a bool for each token.
+
+    The first group of rows decides.
+    """
+    known = {PADDING, PACKED, *BEGINS, *MASKS, *UNCLEAR, *read}
+    lists = [name for name, of in source.types().items() if _is_list_of_integers(of)]
+    names = [name for name in lists if name != column and name not in known]
+    if not names or column not in lists:
+        return
+    try:
+        first = next(ArrowFiles(source.files[:1], columns=[column, *names]).groups(), None)
+    except InvalidValue:  # a column that nobody reads may be damaged
+        return
+    if first is None:
+        return
+    sizes = {
+        name: pc.call_function("list_value_length", [first[1][name]]).to_pylist()
+        for name in (column, *names)
+    }
+    if found := [name for name in names if sizes[name] == sizes[column]]:
+        logger.warning(
+            "%s: not read, though with a number for each token: %s; if it says on which tokens to "
+            "train, give weights=%r, or labels=; as a feature, name it in features=",
+            source,
+            ", ".join(map(repr, found)),
+            found[0],
+        )
+
+
+def _is_list_of_integers(of: pa.DataType) -> bool:
+    """Whether a type is that of lists, of any kind, of integers or bools."""
+    if not hasattr(of, "value_field"):  # as dictionaries and runs have none
+        return False
+    return pa.types.is_integer(of.value_type) or pa.types.is_boolean(of.value_type)
 
 
 def _cut(lists: dict[str, Lists], column: str, features: Mapping[str, Feature]) -> None:

@@ -14,6 +14,7 @@ from etils import epath
 
 from pipeline import registry
 from pipeline.errors import InvalidValue, name_some
+from pipeline.text.sources.csv_files import Csv
 from pipeline.text.sources.files import Paths, find
 from pipeline.text.sources.lines import JsonLines, TextFiles
 from pipeline.text.sources.source import Records, Sharded, Source
@@ -21,6 +22,7 @@ from pipeline.text.sources.tables import ArrowFiles, ParquetFiles, Tables, is_sa
 
 __all__ = [
     "ArrowFiles",
+    "Csv",
     "JsonLines",
     "ParquetFiles",
     "Records",
@@ -43,9 +45,9 @@ def open_files(names: Paths, kind: str = "", **options: Any) -> Sharded:
 
     Args:
         names: names or globs, one or several: `.txt` (a record a line), `.jsonl`, `.json`,
-            `.ndjson`, `.parquet`, `.arrow` and `.feather`; text and JSON lines also compressed. Or
-            the folder of a Hugging Face data set that was saved to disk.
-        kind: "text", "jsonl", "parquet", "arrow" or a kind of another package (see
+            `.ndjson`, `.csv`, `.parquet`, `.arrow` and `.feather`; text, JSON lines and CSV also
+            compressed. Or the folder of a Hugging Face data set that was saved to disk.
+        kind: "text", "jsonl", "csv", "parquet", "arrow" or a kind of another package (see
             `pipeline.registry`), whatever the names are; default "": by the extensions.
         **options: those of the kind, such as `columns` of "parquet".
 
@@ -92,7 +94,7 @@ def kind_of(path: epath.Path) -> str:
     if extension not in known:
         raise InvalidValue(
             f"the name {os.fspath(path)} does not tell the kind of the file: it ends in none of "
-            f"{', '.join(known)} (for text and JSON lines, .gz, .zst or .bz2 may follow); "
+            f"{', '.join(known)} (for text, JSON lines and CSV, .gz, .zst or .bz2 may follow); "
             "rename it, or give kind= (in a config, train.kind), one of "
             f"{', '.join(registry.names('records'))}"
         )

@@ -183,6 +183,19 @@ def count_lines(path: epath.Path, size: int) -> int:
     return lines
 
 
+def fail_rest(error: InvalidValue) -> InvalidValue:
+    """The error in place of the records that a file would have had."""
+    return InvalidValue(f"the rest of the file cannot be read: {error}")
+
+
+def skip(content: IO[bytes], at: int, now: int = 0) -> int:
+    """Goes to byte `at` of a file, of which byte `now` is the next one; returns it."""
+    left = 0 if content.seekable() else at - now
+    while left and (data := content.read(min(left, COUNTED))):
+        left -= len(data)
+    return content.seek(at) if content.seekable() else at
+
+
 class _Unpacked(io.RawIOBase):
     """Unpacked bytes, up to the limit; errors name the file."""
 

@@ -11,7 +11,7 @@ from etils import epath
 
 from pipeline.errors import InvalidValue, require_one_of
 from pipeline.text.sources import files
-from pipeline.text.sources.content import COUNTED, LONGEST, is_packed, open_text
+from pipeline.text.sources.content import COUNTED, LONGEST, fail_rest, is_packed, open_text, skip
 from pipeline.text.sources.source import Piece
 from pipeline.text.values import read_json
 
@@ -47,10 +47,10 @@ class Lines:
             except InvalidValue as error:
                 if not self.is_whole(path):
                     raise
-                yield Piece(name, [_rest(error)], [0], 0, None)
+                yield Piece(name, [fail_rest(error)], [0], 0, None)
                 return
             end = end if content.seekable() else math.inf
-            at = _skip_line(content, begin, end) if start is None else _skip(content, start)
+            at = _skip_line(content, begin, end) if start is None else skip(content, start)
             for data in _read_lines(content, at, end, size):
                 if isinstance(data, InvalidValue):
                     yield Piece(name, [data], [at], 0, None)
@@ -88,11 +88,6 @@ def _record(content: bytes, at: int, parse: Callable[[str], dict[str, Any]]) -> 
         return error
 
 
-def _rest(error: InvalidValue) -> InvalidValue:
-    """The error in place of the records that a file would have had."""
-    return InvalidValue(f"the rest of the file cannot be read: {error}")
-
-
 def _read_lines(
     content: IO[bytes], at: int, end: float, size: int
 ) -> Iterator[bytes | InvalidValue]:
@@ -109,20 +104,12 @@ def _read_lines(
                     raise InvalidValue(f"it has a line of more than {LONGEST:,} bytes; divide it")
                 data += rest
         except InvalidValue as error:
-            yield _rest(error)
+            yield fail_rest(error)
             return
         if not data:
             return
         yield data
         at += len(data)
-
-
-def _skip(content: IO[bytes], at: int) -> int:
-    """Goes to byte `at` of a file; returns it."""
-    left = 0 if content.seekable() else at
-    while left and (data := content.read(min(left, COUNTED))):
-        left -= len(data)
-    return content.seek(at) if content.seekable() else at
 
 
 def _skip_line(content: IO[bytes], begin: int, end: float) -> int:

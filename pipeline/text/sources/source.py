@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import as_path
 from pipeline.text.sources.content import count_lines
-from pipeline.text.values import as_text
+from pipeline.text.values import as_text, name_fields
 
 # A shard has `SHARE` of the bytes of its source, but at least `LEAST` and at most `MOST`.
 SHARE, LEAST, MOST = 2048, 1 << 22, 1 << 30
@@ -252,10 +252,9 @@ def text_of(record: Mapping[str, Any], field: str) -> str:
     'café'
     """
     if field not in record:
-        there = ", ".join(map(str, record)) or "none"
         raise InvalidValue(
-            f"it has no field {field!r} (its fields: {there}); name the field that holds the text "
-            "with field="
+            f"it has no field {field!r} (its fields: {name_fields(record)}); name the field "
+            "that holds the text with field="
         )
     return as_text(record[field], f"its field {field!r}")
 
@@ -326,6 +325,12 @@ class Records:
 
 def _as_record(entry: Any) -> dict[str, Any]:
     if isinstance(entry, dict):
+        if None in entry:
+            raise InvalidValue(
+                f"it has cells without a name, {entry[None]!r:.80}, as csv.DictReader gives them "
+                "where a delimiter is not quoted; read the file with pipeline.sources.Csv, which "
+                "names its line"
+            )
         return entry
     if isinstance(entry, str | bytes):
         return {"text": entry}

@@ -18,10 +18,13 @@ from pipeline.fs.fork import Handles
 from pipeline.text.sources import files
 from pipeline.text.sources.content import LIMIT, RATIO
 from pipeline.text.sources.source import Piece
-from pipeline.text.values import decode_bytes
+from pipeline.text.values import Half, Single, decode_bytes
 
 # A row counts as at least this many bytes, since a short one may stand for a long text.
 ROW = 64
+
+# What numbers become whose digits a Python float would make up.
+NARROW = {pa.float16(): Half, pa.float32(): Single}
 
 
 class _File(NamedTuple):
@@ -29,11 +32,13 @@ class _File(NamedTuple):
 
     Attributes:
         names: its columns.
+        types: the type of each.
         groups: the first row of each group, its rows, and its bytes.
         read: reads columns of a group: `read(group, first row in it, rows, columns)`.
     """
 
     names: list[str]
+    types: list[pa.DataType]
     groups: list[tuple[int, int, int]]
     read: Callable[[int, int, int, list[str]], pa.Table]
 
@@ -197,11 +202,32 @@ def _values_of(column: pa.ChunkedArray) -> list[Any]:
     try:
         # Arrow trusts the offsets of a file, and would read outside of it.
         column.validate(full=True)
-        return column.to_pylist()
+        return _keep_widths(column.to_pylist(), column.type)
     except (pa.ArrowException, ValueError, OverflowError) as error:
         if len(column) == 1:
             return [InvalidValue(f"its column of {column.type} cannot be read: {error}")]
         return [value for row in range(len(column)) for value in _values_of(column.slice(row, 1))]
+
+
+def _keep_widths(values: list[Any], of: pa.DataType) -> list[Any]:
+    """Values of a type, in which numbers of 16 and 32 bits are no longer than these."""
+    if isinstance(of, pa.BaseExtensionType):
+        return _keep_widths(values, of.storage_type)
+    if pa.types.is_dictionary(of):
+        return _keep_widths(values, of.value_type)
+    if kind := NARROW.get(of):
+        return [None if value is None else kind(value) for value in values]
+    if not any(str(narrow) in str(of) for narrow in NARROW):
+        return values
+    if pa.types.is_struct(of):
+        for field in of:
+            there = [value for value in values if value is not None]
+            own = _keep_widths([value[field.name] for value in there], field.type)
+            for value, each in zip(there, own, strict=True):
+                value[field.name] = each
+    elif hasattr(of, "value_type") and not pa.types.is_map(of):
+        return [None if each is None else _keep_widths(each, of.value_type) for each in values]
+    return values
 
 
 class Tables(files.Files):
@@ -228,6 +254,11 @@ class Tables(files.Files):
     def names(self) -> set[str]:
         """See `Sharded`."""
         return {name for path in self.files for name in self.format.open_file(path).names}
+
+    def types(self) -> dict[str, pa.DataType]:
+        """The type of each column of the first file."""
+        first = self.format.open_file(self.files[0])
+        return dict(zip(first.names, first.types, strict=True))
 
 
 class ParquetFiles(Tables):
@@ -268,7 +299,8 @@ def _open_parquet(path: epath.Path) -> _File:
         return pa.Table.from_batches(found)
 
     sizes = [(group.num_rows, group.total_byte_size) for group in groups]
-    return _File(file.schema_arrow.names, _place_groups(sizes), read)
+    schema = file.schema_arrow
+    return _File(schema.names, schema.types, _place_groups(sizes), read)
 
 
 class ArrowFiles(Tables):
@@ -321,7 +353,7 @@ def _open_arrow(path: epath.Path) -> _File:
     rows = list(_count_rows(raw, is_file, pa.ipc.IpcReadOptions(included_fields=narrow)))
     total = sum(rows)
     sizes = [(each, len(raw) * each // total) if each else (0, 0) for each in rows]
-    return _File(schema.names, _place_groups(sizes), read)
+    return _File(schema.names, schema.types, _place_groups(sizes), read)
 
 
 def _count_rows(raw: Any, is_file: bool, options: pa.ipc.IpcReadOptions) -> Iterator[int]:
@@ -409,6 +441,12 @@ def _read_saved(folder: epath.Path) -> list[epath.Path]:
         else:
             state = json.loads((index := folder / "state.json").read_text())
             names = [each["filename"] for each in state["_data_files"]]
+            if any(state[key] for key in state if key.startswith("_indices")):
+                raise InvalidValue(
+                    f"{os.fspath(folder)} was saved by version 1 of datasets with all rows, and "
+                    f"the indices of those that it keeps ({index.name}); load it with that "
+                    "version, call flatten_indices(), and save the result"
+                )
         for name in names:
             if name in ("", ".", "..") or {*name} & {"/", "\\", "\0"}:
                 raise InvalidValue(

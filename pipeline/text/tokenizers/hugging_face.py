@@ -142,8 +142,9 @@ class HuggingFace(FileTokenizer):
 
         A cut is one if what is around it has the same tokens when it is cut there.
         """
-        steps = self._inside.pre_tokenizer
-        for at in range(begin, len(text) - AROUND, AROUND) if steps is not None else ():
+        if (steps := self._inside.pre_tokenizer) is None:
+            return len(text)
+        for at in range(begin, len(text) - AROUND, AROUND):
             window = text[at - AROUND : at + AROUND]
             starts = {start for _, (start, _) in steps.pre_tokenize_str(window)}
             spaces = (n for n in range(AROUND, len(window)) if window[n].isspace())

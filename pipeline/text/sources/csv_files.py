@@ -1,0 +1,218 @@
+"""CSV: files of rows with the names of their cells in the first one, as records."""
+
+import contextlib
+import csv
+import dataclasses
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import IO, Any
+
+from etils import epath
+
+from pipeline.errors import InvalidType, InvalidValue
+from pipeline.text.sources import files
+from pipeline.text.sources.content import LONGEST, fail_rest, open_text, skip
+from pipeline.text.sources.source import Piece
+
+ADVICE = (
+    "put cells with a delimiter, a quote or a line break in quotes, and double quotes in them; or "
+    "name the file's own delimiter= and quotechar="
+)
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How the cells of a row are told apart; see `Csv`."""
+
+    delimiter: str = ","
+    quotechar: str | None = '"'
+    escapechar: str | None = None
+    doublequote: bool = True
+    skipinitialspace: bool = False
+
+    def read(self, lines: Iterator[str]) -> Iterator[list[str]]:
+        """The cells of each row.
+
+        Raises:
+            TypeError, ValueError: the dialect has other values than the standard library takes.
+        """
+        quoting: Any = csv.QUOTE_MINIMAL if self.quotechar else csv.QUOTE_NONE
+        return csv.reader(lines, strict=True, quoting=quoting, **dataclasses.asdict(self))
+
+
+class _Lines(Iterator[str]):
+    """The lines of a file from a byte on, with their ends.
+
+    Attributes:
+        at: the byte after the last one that was read.
+        wrong: what the lines that were read since this was None have, which no record may have.
+    """
+
+    def __init__(self, content: IO[bytes]):
+        self._content, self.at = content, 0
+        self.wrong: InvalidValue | None = None
+
+    def __next__(self) -> str:
+        line = self._content.readline(LONGEST)
+        if not line:
+            raise StopIteration
+        if len(line) == LONGEST:
+            raise InvalidValue(f"it has a line of more than {LONGEST:,} bytes; divide it")
+        begin, self.at = self.at, self.at + len(line)
+        if b"\0" in line:
+            self.wrong = InvalidValue(
+                "it has NUL bytes, as a crash leaves in a file and as binary files have; remove "
+                "them"
+            )
+            line = line.replace(b"\0", b"")
+        try:
+            text = line.decode()
+        except UnicodeDecodeError as error:
+            self.wrong = InvalidValue(
+                f"it is not UTF-8: byte {begin + error.start:,} of the file is "
+                f"0x{line[error.start]:02x} ({error.reason}). Convert the file to UTF-8, for "
+                "example with iconv"
+            )
+            text = line.decode(errors="replace")  # where the row ends is known all the same
+        return text.lstrip("\ufeff") if begin == 0 else text
+
+    def skip(self, at: int) -> None:
+        """Goes to a byte after those that were read."""
+        skip(self._content, at, self.at)
+        self.at = at
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The format; a quoted cell may have line breaks, so a file is read from its start.
+
+    Attributes:
+        dialect: how cells are told apart.
+    """
+
+    dialect: Dialect
+    name = "CSV"
+    unit = "byte"
+
+    @property
+    def prefix(self) -> str:
+        """See `files.Format`."""
+        other = dataclasses.asdict(self.dialect).items() - dataclasses.asdict(Dialect()).items()
+        return "-".join(["csv", *(f"{name}={value!r}" for name, value in sorted(other))])
+
+    def is_whole(self, path: epath.Path) -> bool:
+        """See `files.Format`."""
+        return True
+
+    def read(
+        self, path: epath.Path, begin: int, end: int, start: Any, size: int
+    ) -> Iterator[Piece]:
+        """See `files.Format`."""
+        # A process-wide limit, by default of 131,072 characters in a cell.
+        csv.field_size_limit(max(csv.field_size_limit(), LONGEST))
+        name, records, places = os.fspath(path), list[Any](), list[int]()
+        first = at = start or 0
+        try:
+            with contextlib.ExitStack() as stack:
+                lines = _Lines(stack.enter_context(open_text(path)))
+                names = _read_names(self.dialect.read(lines), lines)
+                if start is not None:
+                    lines.skip(start)
+                first = at = lines.at
+                for cells, wrong in _read_rows(self.dialect.read(lines), lines):
+                    if cells:
+                        records.append(wrong or _as_record(names, cells))
+                        places.append(at)
+                    at = lines.at
+                    if at - first >= size:
+                        yield Piece(name, records, places, at - first, at)
+                        records, places, first = [], [], at
+        except InvalidValue as error:
+            records, places = [*records, fail_rest(error)], [*places, at]
+        yield Piece(name, records, places, at - first, None)
+
+
+def _read_names(rows: Iterator[list[str]], lines: _Lines) -> list[str]:
+    """The names in the first row that is not blank; none of an empty file.
+
+    Raises:
+        ValueError: it is no row of names, or a name is there twice.
+    """
+    names, wrong = next((row for row in _read_rows(rows, lines) if row[0]), ([], None))
+    if wrong:
+        raise wrong
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise InvalidValue(
+            f"its first row names {twice!r} twice; it must have a name for each column: give each "
+            "its own"
+        )
+    return names
+
+
+def _read_rows(
+    rows: Iterator[list[str]], lines: _Lines
+) -> Iterator[tuple[list[str], InvalidValue | None]]:
+    """The cells of each row, and what is wrong with its text; none of a blank line."""
+    while True:
+        lines.wrong = None
+        try:
+            cells = next(rows, None)
+        except csv.Error as error:  # where the next row begins is not known any more
+            raise InvalidValue(f"from here on it is no CSV: {error}; {ADVICE}") from None
+        if cells is None:
+            return
+        yield cells, lines.wrong
+
+
+def _as_record(names: list[str], cells: list[str]) -> Any:
+    """A row as a dict, or its error."""
+    if len(cells) == len(names):
+        return dict(zip(names, cells, strict=True))
+    return InvalidValue(
+        f"it has {len(cells):,} cells, and the first row names {len(names):,} "
+        f"({', '.join(names)}); {ADVICE}"
+    )
+
+
+class Csv(files.Files):
+    """Records from CSV files in UTF-8, plain or packed, a text for each name in the first row.
+
+    Each row must have a cell for each name. Cells are not changed: numbers are as they are written,
+    and one without characters is an empty text. A byte order mark and blank lines are left out. A
+    file is read by one worker, several files by several.
+
+    Args:
+        paths: names or globs, one or several.
+        delimiter: the character between cells.
+        quotechar: the character around cells that have others of these; None or "": quotes are
+            text.
+        escapechar: the character that makes the next one text; None: there is none.
+        doublequote: whether a quote in a quoted cell is doubled.
+        skipinitialspace: whether spaces after a delimiter are left out.
+
+    Raises:
+        ValueError: an option has another value than the `csv` of the standard library takes.
+    """
+
+    extensions = (".csv",)
+
+    def __init__(
+        self,
+        paths: files.Paths,
+        *,
+        delimiter: str = ",",
+        quotechar: str | None = '"',
+        escapechar: str | None = None,
+        doublequote: bool = True,
+        skipinitialspace: bool = False,
+    ):
+        dialect = Dialect(
+            delimiter, quotechar or None, escapechar or None, doublequote, skipinitialspace
+        )
+        try:
+            dialect.read(iter(()))
+        except (TypeError, ValueError) as error:
+            kind = InvalidType if isinstance(error, TypeError) else InvalidValue
+            raise kind(f"the dialect of CSV is {dialect}, but {error}; correct it") from None
+        super().__init__(Rows(dialect), paths)
