@@ -71,6 +71,7 @@ class AnyCorpus:
             ascending.
         files: the number of examples in each file of tokens, in order: int64 `[files]`. A large
             corpus is planned in windows of whole files. None: there are no such files.
+        caches: the caches that parts are fetched into, each with the number of its first file.
         directory: where it is stored; None if it is in memory, or several as one.
     """
 
