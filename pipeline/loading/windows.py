@@ -567,8 +567,8 @@ def make_examples(
 
 
 def digest_of_state(state: Mapping[str, Any]) -> str:
-    """A short digest of a state but for that of the source, which may be no JSON."""
-    return fingerprint_of({name: state[name] for name in STATE if name != "source"})
+    """A short digest of a state, but for the host, and the source, whose state may be no JSON."""
+    return fingerprint_of({name: state[name] for name in STATE if name not in ("source", "host")})
 
 
 def digest_of(spans: np.ndarray) -> str:

@@ -80,7 +80,7 @@ SHAPES = [
 @given(
     st.lists(st.integers(0, 60), max_size=80),
     st.sampled_from(SHAPES),
-    st.integers(20, 90),
+    st.integers(1, 90),
     st.sampled_from(["best_fit", "fill", "none"]),
     st.sampled_from(["split", "truncate", "drop"]),
     st.sampled_from([None, 1, 3]),
@@ -89,6 +89,9 @@ SHAPES = [
 )
 @example([], SHAPES[0], 30, "best_fit", "split", None, "pad", 0)
 @example([0, 1, 1, 0], SHAPES[0], 30, "best_fit", "split", None, "pad", 0)
+# Each leaves a piece of one position, and a window of such pieces fills no batch.
+@example([18] * 150, SHAPES[0], 20, "best_fit", "split", None, "pad", 0)
+@example([6] * 5, [Bucket(8, 32)], 5, "best_fit", "split", None, "pad", 0)
 @example([60] * 9, SHAPES[1], 1, "best_fit", "drop", None, "pad", 0)
 def test_each_position_comes_once_and_any_state_goes_on(
     sizes, buckets, window, packing, overflow, most, ending, seed
@@ -469,7 +472,8 @@ def test_other_data_and_other_states_are_refused():
         changed.set_state(state)
         with pytest.raises(ValueError, match=said):
             next(changed)
-    for wrong in ({}, {"next_index": 3}, None, state | {"read": -1}, state | {"carried": "x"}):
+    edited = ({"read": -1}, {"carried": "x"}, {"within": state["within"] + 1}, {"lost": 1})
+    for wrong in ({}, {"next_index": 3}, None, *(state | edit for edit in edited)):
         with pytest.raises(ValueError, match="is not the state of a PackedStream"):
             iter(stream).set_state(wrong)
 

@@ -163,6 +163,8 @@ def test_what_differs_between_hosts_is_named_on_all(answers, count):
         assert f"hosts was {count} and is now 1" in said["hosts"]
         assert "processes hold the same rows" in said["rows"]
         assert "most= of DynamicContext" in said["row"]
+    whole = sum(said["window"] for said in answers["refuse"])
+    assert whole == expected_of("empty", count).total()
 
 
 @pytest.mark.parametrize("count", COUNTS)
