@@ -9,6 +9,7 @@ from pipeline.corpus.interface import AnyCorpus, computed
 from pipeline.corpus.nodes import Nodes
 from pipeline.corpus.renumbered import Renumbered
 from pipeline.corpus.side import Side
+from pipeline.corpus.stored.cache import PartCache
 from pipeline.corpus.stored.gather import Fields
 from pipeline.corpus.stored.reader import Pieces
 from pipeline.errors import InvalidValue
@@ -66,8 +67,8 @@ class Joined(Renumbered):
         digests += [each.fingerprint for each in self.others]
         return identity | {"features": "+".join(sorted(digests))}
 
-    @property
-    def caches(self) -> Any:
+    @computed
+    def caches(self) -> tuple[tuple[PartCache, int], ...]:
         """Those of all; files have the same examples in all of them."""
         return tuple(each for member in self.members for each in member.caches)
 

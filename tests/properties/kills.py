@@ -120,8 +120,10 @@ class Training:
             for name, path in files.items()
             if name.startswith("run/corpus/")
         }
-        # The other files have times in them, or compiled programs; their names are the same.
+        # The other files have times in them, or compiled programs; their names are the same, but
+        # for those of the parts of a log, which each start writes as one object.
         names = [name for name in files if not name.startswith(("run/programs", "run/tensorboard"))]
+        names = [name for name in names if not name.startswith("run/metrics.jsonl.")]
         digests = {path.name: path.read_text() for path in (folder / "digests").iterdir()}
         checkpoints = os.listdir(run / "checkpoints")
         return {
