@@ -61,12 +61,12 @@ class InPlace(SingleCorpus, metaclass=_Spellings):
     Args:
         format: the name of a format: a kind of `tokens`; see `pipeline.registry`.
         paths: names or globs of files, local or in a bucket, or what the format says.
-        **options: those of the format, and the next four.
-        task: decides the fields and the lengths (`CAUSAL`); see `pipeline.corpus.tasks`.
-        vocab_size: ids are below this; default: that of the tokenizer, or unknown.
-        tokenizer: made the ids. It decodes them, and lets the corpus join others of it.
-        marks: the ids to read before and after each example, if the files lack them, or None, such
-            as (1, None); the tokens are not copied. A last mark has the weight 1.
+        **options: those of the format, and four more. `task` decides the fields and the lengths
+            (`CAUSAL`); see `pipeline.corpus.tasks`. Ids are below `vocab_size`; default: that of
+            the tokenizer, or unknown. `tokenizer` made the ids: it decodes them, and lets the
+            corpus join others of it. `marks` are the ids to read before and after each example, if
+            the files lack them, or None, such as (1, None); the tokens are not copied, and a last
+            mark has the weight 1.
 
     Attributes:
         format, paths, options: as given; without options that are None.

@@ -235,7 +235,6 @@ class Tables(files.Files):
 
     Args:
         paths: names or globs, one or several.
-        columns: the columns that records have; None: all.
     """
 
     format: TableFormat
