@@ -261,9 +261,13 @@ class Tables(files.Files):
 
 
 class ParquetFiles(Tables):
-    """Records from Parquet files, one for each row; see `Tables` for the arguments.
+    """Records from Parquet files, one for each row.
 
     A row group is read by one worker, in batches, so it may be of any size.
+
+    Args:
+        paths: names or globs, one or several.
+        columns: the columns that records have; None: all.
     """
 
     extensions = (".parquet",)
@@ -303,10 +307,14 @@ def _open_parquet(path: epath.Path) -> _File:
 
 
 class ArrowFiles(Tables):
-    """Records from Arrow IPC files or streams, and Feather files; see `Tables` for the arguments.
+    """Records from Arrow IPC files or streams, and Feather files.
 
     Local files are mapped into memory; only columns of compressed record batches are ever copied.
-    In place of files, `paths` may be the folder of a Hugging Face data set that was saved to disk.
+
+    Args:
+        paths: names or globs, one or several; or the folder of a Hugging Face data set that was
+            saved to disk.
+        columns: the columns that records have; None: all.
     """
 
     extensions, in_place = (".arrow", ".feather"), "arrow"
