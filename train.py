@@ -105,10 +105,10 @@ def train(config: ConfigDict, workdir: epath.Path) -> int:
         saved = checkpoints.read()  # the last one, without its arrays; at step 0 if there is none
         mesh = steps.make_mesh(config.mesh)
         enter(jax.set_mesh(mesh))
-        sharding = trainer.share_batches(config, mesh)  # the devices that share a batch
-        config = trainer.resume_config(config, saved)  # with the values that the run began with
+        sharding = trainer.share_batches(config, mesh)  # a NamedSharding, or one for each shape
+        config = trainer.resume_config(config, saved)  # None: as the run began; others must fit it
         schedule = trainer.Schedule.of(config, saved, sharding)  # options of batches, by step
-        if trainer.is_finished(config, workdir, saved):
+        if trainer.is_finished(config, workdir, saved):  # with its evaluation and summary
             return 0
         clock = trainer.Clock(saved.record.get("seconds", {}))  # of each phase
 
@@ -118,7 +118,7 @@ def train(config: ConfigDict, workdir: epath.Path) -> int:
         with clock("plan"):
             schedule = schedule.fit(corpus)  # the shapes of batches
             plan = schedule.plan(corpus)
-        layout = trainer.choose_layout(config, corpus, sharding)  # options of all batches
+        layout = trainer.choose_layout(config, corpus, sharding)  # sharding, order, features
         batches = pipeline.Batches(corpus, plan.onward(saved.step), **layout)
         evaluation = trainer.evaluation_batches(held_out, batches.plan.options, **layout)
         trainer.require_same_data(batches, evaluation)  # on all hosts, which would else hang
@@ -145,7 +145,7 @@ def train(config: ConfigDict, workdir: epath.Path) -> int:
         while True:
             # All hosts agree whether a signal ends the run here.
             stops, ends = signals.received(), step == config.steps
-            if ends:  # an update by the last steps, if they are fewer than config.accumulate
+            if ends:  # an update by the last steps, if some of config.accumulate are pending
                 state = compiled.finish(state)
             if step > last and (stops or ends or step % config.checkpoint_every == 0):
                 with clock("save"):
@@ -180,7 +180,8 @@ def train(config: ConfigDict, workdir: epath.Path) -> int:
 def score(config: ConfigDict, workdir: epath.Path, into: str | None = None, test: bool = False):
     """Writes the loss of each document of the training corpus, or with `test`, of `config.eval`.
 
-    It is computed with the latest parameters in `workdir`, and written there if not `into`.
+    It is computed with the latest parameters in `workdir`, and written to the directory `into`; by
+    default below `workdir`, by step.
     """
     trainer.require_checkpoint(workdir)
     mesh = steps.make_mesh(config.mesh)

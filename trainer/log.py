@@ -181,5 +181,6 @@ def is_finished(config: ConfigDict, workdir: epath.Path, saved: Saved) -> bool:
 
 def say_stopped(reason: str, step: int) -> int:
     """Says that a signal ended a run after some steps; returns the exit status, by convention."""
-    logger.info(f"{reason}: saved step {step:,}; run again to continue")
+    done = f"saved step {step:,}" if step else "it had made no step"
+    logger.info(f"{reason}: {done}; run again to continue")
     return 128 + signal.Signals[reason or "SIGTERM"]
