@@ -49,11 +49,14 @@ class TensorBoard(contextlib.ExitStack):
     def save(self) -> None:
         """Saves everything written so far beyond the life of the process."""
         if self._board:
-            with name_full_disk(self._there):
-                self._board.flush()
-            if self._here != self._there:
-                (events,) = self._here.iterdir()
-                with events.open("rb") as file:
-                    file.seek(self._uploaded)
-                    new = file.read()
-                self._uploaded = write_part(self._there / events.name, self._uploaded, new)
+            if self._here == self._there:
+                with name_full_disk(self._there):
+                    self._board.flush()
+                return
+            # A thread writes events, and closing alone waits for it. The next event opens a file.
+            self._board.close()
+            self._board.purge_step = None
+            for events in self._here.iterdir():
+                place = self._there / events.name
+                self._uploaded = write_part(place, self._uploaded, events.read_bytes())
+                events.unlink()
