@@ -3,6 +3,8 @@
 Shape letters are explained in `models/__init__.py`.
 """
 
+from typing import Any
+
 from flax import nnx
 from jax import Array
 
@@ -31,22 +33,9 @@ class Decoder(nnx.Module):
         self.embedding = Embedding(config, rngs=rngs)
         self.transformer = Transformer(config, causal=self.causal, cross=False, rngs=rngs)
 
-    def __call__(
-        self,
-        inputs: Array,
-        segment_ids: Array,
-        positions: Array,
-        visible_until: Array | None = None,
-        segment_offsets: Array | None = None,
-    ) -> Array:
-        """Return float32 logits [B, L, V] from int32 tokens, segment ids and positions [B, L].
-
-        `visible_until`, int32 [B, L], is a field of batches with groups: continuations of one
-        prefix, which do not see one another. `segment_offsets`, int32 [B, M+1], are another, for
-        attention that takes them.
-        """
-        hidden_BLD = self.hidden(inputs, segment_ids, positions, visible_until, segment_offsets)
-        return self.embedding.logits(hidden_BLD)
+    def __call__(self, *fields: Any, **more: Any) -> Array:
+        """Return float32 logits [B, L, V] from the arguments of `hidden`."""
+        return self.embedding.logits(self.hidden(*fields, **more))
 
     def hidden(
         self,
@@ -56,7 +45,12 @@ class Decoder(nnx.Module):
         visible_until: Array | None = None,
         segment_offsets: Array | None = None,
     ) -> Array:
-        """Return the vectors [B, L, D] from which `embedding.logits` makes the logits."""
+        """Return the vectors [B, L, D] from which `embedding.logits` makes the logits.
+
+        Tokens, segment ids and positions are int32 [B, L]. `visible_until`, int32 [B, L], is a
+        field of batches with groups: continuations of one prefix, which do not see one another.
+        `segment_offsets`, int32 [B, M+1], are another, for attention that takes them.
+        """
         return self.transformer(
             self.embedding(inputs),
             segment_ids,

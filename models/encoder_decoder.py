@@ -4,6 +4,8 @@ Shape letters are explained in `models/__init__.py`; S is the length of the enco
 the decoder's.
 """
 
+from typing import Any
+
 from flax import nnx
 from jax import Array
 
@@ -35,32 +37,9 @@ class EncoderDecoder(nnx.Module):
         self.encoder = Transformer(config, causal=False, cross=False, rngs=rngs)
         self.decoder = Transformer(config, causal=True, cross=True, rngs=rngs)
 
-    def __call__(
-        self,
-        inputs: Array,
-        inputs_segment_ids: Array,
-        inputs_positions: Array,
-        decoder_inputs: Array,
-        targets_segment_ids: Array,
-        targets_positions: Array,
-        inputs_segment_offsets: Array | None = None,
-        targets_segment_offsets: Array | None = None,
-    ) -> Array:
-        """Return float32 logits [B, L, V]; the first three are int32 [B, S], the others [B, L].
-
-        Offsets, int32 [B, M+1], are for attention that takes them.
-        """
-        hidden_BLD = self.hidden(
-            inputs,
-            inputs_segment_ids,
-            inputs_positions,
-            decoder_inputs,
-            targets_segment_ids,
-            targets_positions,
-            inputs_segment_offsets,
-            targets_segment_offsets,
-        )
-        return self.embedding.logits(hidden_BLD)
+    def __call__(self, *fields: Any, **more: Any) -> Array:
+        """Return float32 logits [B, L, V] from the arguments of `hidden`."""
+        return self.embedding.logits(self.hidden(*fields, **more))
 
     def hidden(
         self,
@@ -73,7 +52,11 @@ class EncoderDecoder(nnx.Module):
         inputs_segment_offsets: Array | None = None,
         targets_segment_offsets: Array | None = None,
     ) -> Array:
-        """Return the vectors [B, L, D] from which `embedding.logits` makes the logits."""
+        """Return the vectors [B, L, D] from which `embedding.logits` makes the logits.
+
+        The first three arguments are int32 [B, S], the next three [B, L]. Offsets, int32 [B, M+1],
+        are for attention that takes them.
+        """
         memory_BSD = self.encoder(
             self.embedding(inputs),
             inputs_segment_ids,

@@ -4,6 +4,8 @@ Shape letters are explained in `models/__init__.py`; here, S is the patches in a
 numbers in a patch.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -62,33 +64,9 @@ class VisionDecoder(nnx.Module):
         self.encoder = PatchEncoder(config, patch_size, rngs=rngs)
         self.decoder = Transformer(config, causal=True, cross=False, rngs=rngs)
 
-    def __call__(
-        self,
-        inputs: Array,
-        segment_ids: Array,
-        positions: Array,
-        patches: Array,
-        patch_image: Array,
-        patch_yx: Array,
-        patch: Array,
-        segment_offsets: Array | None = None,
-    ) -> Array:
-        """Return float32 logits [B, L, V].
-
-        `patch`, int32 [B, L], is the column of the patch that a token stands for, or −1. The other
-        arguments are those of `Decoder` and `PatchEncoder`; patches have no offsets.
-        """
-        hidden_BLD = self.hidden(
-            inputs,
-            segment_ids,
-            positions,
-            patches,
-            patch_image,
-            patch_yx,
-            patch,
-            segment_offsets,
-        )
-        return self.embedding.logits(hidden_BLD)
+    def __call__(self, *fields: Any, **more: Any) -> Array:
+        """Return float32 logits [B, L, V] from the arguments of `hidden`."""
+        return self.embedding.logits(self.hidden(*fields, **more))
 
     def hidden(
         self,
@@ -101,7 +79,11 @@ class VisionDecoder(nnx.Module):
         patch: Array,
         segment_offsets: Array | None = None,
     ) -> Array:
-        """Return the vectors [B, L, D] from which `embedding.logits` makes the logits."""
+        """Return the vectors [B, L, D] from which `embedding.logits` makes the logits.
+
+        `patch`, int32 [B, L], is the column of the patch that a token stands for, or −1. The other
+        arguments are those of `Decoder` and `PatchEncoder`; patches have no offsets.
+        """
         seen_BSD = self.encoder(patches, patch_image, patch_yx)
         x_BLD = self.embedding(inputs) + follow(seen_BSD, patch)
         return self.decoder(x_BLD, segment_ids, positions, segment_offsets=(segment_offsets, None))
