@@ -30,7 +30,7 @@ from pipeline.loading.state import differences
 from pipeline.planning.balance import balance
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.identity import fingerprint_of
-from pipeline.planning.layout import FlatRows, lay_out
+from pipeline.planning.layout import FlatRows, lay_out, sum_rows
 from pipeline.planning.options import VERSION as PLAN_VERSION
 from pipeline.planning.options import Options
 from pipeline.planning.order import Purpose, permutation, random_bits, random_key, sort_by_group
@@ -143,11 +143,6 @@ def pack_rows(spans: np.ndarray, options: Options, buckets: Sequence[Bucket]) ->
         costs = sum_rows(pieces.costs(number, parts), times)
         found.append(FlatRows(times, segments, costs))
     return found
-
-
-def sum_rows(values: np.ndarray, times: np.ndarray, by: np.ufunc = np.add) -> np.ndarray:
-    """The sum over the segments of each row, or another reduction."""
-    return by.reduceat(values, times.cumsum() - times) if len(times) else times
 
 
 def order_rows(rows: FlatRows, carried: int) -> np.ndarray:

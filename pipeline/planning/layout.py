@@ -87,6 +87,11 @@ class FlatRows:
         return times, self.segments.take(ranges(self._starts[numbers], times), axis=0)
 
 
+def sum_rows(values: np.ndarray, times: np.ndarray, by: np.ufunc = np.add) -> np.ndarray:
+    """The sum over the segments of each row, or another reduction."""
+    return by.reduceat(values, times.cumsum() - times) if len(times) else times
+
+
 def lay_out(
     packed: Packed,
     pieces: np.ndarray,

@@ -15,7 +15,7 @@ import numpy as np
 from pipeline.errors import InvalidValue
 from pipeline.planning.cache import WindowCache
 from pipeline.planning.gaps import check_fill
-from pipeline.planning.layout import FlatRows, lay_out
+from pipeline.planning.layout import FlatRows, lay_out, sum_rows
 from pipeline.planning.lengths import NO_EXAMPLES, Lengths, digest
 from pipeline.planning.options import Options
 from pipeline.planning.order import (
@@ -183,11 +183,9 @@ class Rows:
         ]
 
     def _sum_costs(self, times: np.ndarray, segments: np.ndarray) -> np.ndarray:
-        if not len(times):
-            return np.zeros(0, np.int64)
         sizes = segments[:, 2:] if segments.shape[1] > 1 else None
         costs = self.windows.pieces.costs(segments[:, 0], sizes)
-        return np.add.reduceat(costs, times.cumsum() - times)
+        return sum_rows(costs, times)
 
     def count_times(self, rows: np.ndarray) -> tuple[int, int]:
         """The number of repetitions that are over after some rows of the stream, or have begun."""
