@@ -9,7 +9,6 @@ is the same for any of them, and for any number of workers of `mp_prefetch`.
 import copy
 import functools
 import operator
-import threading
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
@@ -19,7 +18,7 @@ from absl import flags
 
 from pipeline.errors import InvalidState, InvalidType, InvalidValue, NotInstalled
 from pipeline.loading.prefetch import Prefetch
-from pipeline.loading.reports import Failure, Reports
+from pipeline.loading.reports import Failure, Reports, as_error
 from pipeline.loading.state import StateKey
 
 # Grain has no public names for these. `_default_seed` is read here; the others are overridden.
@@ -116,18 +115,10 @@ class StepDataset(grain.MapDataset):
         try:
             return self._make(index)
         except BaseException as error:
-            # A function of the user may raise `StopIteration` by mistake, or `SystemExit` in a
-            # thread, which would end an iterator or the thread. In the main thread, Ctrl-C and
-            # `sys.exit` stay what they are.
-            in_main = threading.current_thread() is threading.main_thread()
-            exits = isinstance(error, KeyboardInterrupt | SystemExit) and in_main
-            ends = isinstance(error, StopIteration | StopAsyncIteration)
-            if exits or (isinstance(error, Exception) and not ends):
+            what = f"the batch of step {index:,} was not built: a transform or the corpus"
+            if (told := as_error(error, what)) is error:
                 raise
-            raise InvalidState(
-                f"the batch of step {index:,} was not built: a transform or the corpus raised "
-                f"{error!r}; raise a ValueError to report what is wrong"
-            ) from error
+            raise told from error
 
     def _make(self, step: Any) -> Any:
         return self.parents[0][step]

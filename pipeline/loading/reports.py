@@ -7,6 +7,7 @@ than it shows, or holds a lock. So errors cross as a type, a text and a tracebac
 
 import dataclasses
 import pickle
+import threading
 import traceback
 from typing import Any, NoReturn
 
@@ -61,6 +62,21 @@ class Reports(grain.MapDataset):
             return element
         except BaseException as error:  # SystemExit, too, would end the worker without a word
             return report(error)
+
+
+def as_error(error: BaseException, what: str) -> BaseException:
+    """An error that a consumer is told as it is, or one in its place, which says `what` failed.
+
+    A function of the user may raise `StopIteration` by mistake, or `SystemExit` in a thread, which
+    would end an iterator, the thread or the program without a word. In the main thread, Ctrl-C and
+    `sys.exit` stay what they are.
+    """
+    in_main = threading.current_thread() is threading.main_thread()
+    exits = isinstance(error, KeyboardInterrupt | SystemExit) and in_main
+    ends = isinstance(error, StopIteration | StopAsyncIteration)
+    if exits or (isinstance(error, Exception) and not ends):
+        return error
+    return InvalidState(f"{what} raised {error!r}; raise a ValueError to report what is wrong")
 
 
 def report(error: BaseException) -> Failure:

@@ -26,6 +26,7 @@ from pipeline.corpus.side import Side
 from pipeline.errors import InvalidState, InvalidType, InvalidValue
 from pipeline.loading.batches import Batches
 from pipeline.loading.exchange import Exchange
+from pipeline.loading.reports import as_error
 from pipeline.loading.state import differences
 from pipeline.planning.balance import balance
 from pipeline.planning.bucket import Bucket
@@ -251,22 +252,11 @@ class HostWindows:
                 if self._error is None:
                     self._fill()
             except BaseException as error:  # the others must not wait for this host
-                self._error = self._as_error(error)
+                what = f"window {self.begin['window']:,} was not made: the data set"
+                self._error = as_error(error, what)
+                if self._error is not error:
+                    self._error.__cause__ = error
             return self._pack()
-
-    def _as_error(self, error: BaseException) -> BaseException:
-        """An error, or one in place of `SystemExit` and others that would end a program silently.
-
-        In the main thread, Ctrl-C and `sys.exit` stay what they are.
-        """
-        if isinstance(error, Exception) or threading.current_thread() is threading.main_thread():
-            return error
-        made = InvalidState(
-            f"window {self.begin['window']:,} was not made: the data set raised {error!r}; raise a "
-            "ValueError to report what is wrong"
-        )
-        made.__cause__ = error
-        return made
 
     def _note_begin(self, window: int, step: int, lost: int) -> dict[str, Any]:
         """The state before a window, into which `_carried` is carried."""

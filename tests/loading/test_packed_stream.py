@@ -478,6 +478,18 @@ def test_other_data_and_other_states_are_refused():
             iter(stream).set_state(wrong)
 
 
+def leave(ids):
+    raise SystemExit(0)
+
+
+def test_an_exit_in_the_data_set_is_an_error_and_ends_no_program():
+    stream = PackedStream(source_of([4]).map(leave), SHAPE)
+    with pytest.raises(
+        RuntimeError, match=r"window 0 was not made: the data set raised SystemExit"
+    ):
+        next(iter(stream))
+
+
 SHAPE = [Bucket(2, 64)]
 
 
