@@ -16,7 +16,7 @@ from pipeline.errors import InvalidState, InvalidValue, Late
 
 T = TypeVar("T")
 
-# Seconds to wait for a thread that was told to end: one that is in a batch ends in a moment, and one
+# Seconds to wait for a thread that was told to end: one in a batch ends in a moment, and one
 # that waits for a disk may never end, which must not keep the program.
 AT_MOST = 0.5
 
