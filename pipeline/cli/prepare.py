@@ -16,7 +16,7 @@ from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.links import link
 from pipeline.corpus.preparing.job import Job
 from pipeline.corpus.preparing.preparation import prepare, prepare_share
-from pipeline.corpus.tokens.formats import describe_use, recognise
+from pipeline.corpus.token_formats import describe_use, recognise
 from pipeline.errors import InvalidValue, NotInstalled
 from pipeline.fs.atomic import as_path
 from pipeline.text import sources, templates

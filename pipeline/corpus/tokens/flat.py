@@ -11,7 +11,7 @@ import pyarrow as pa
 from etils import epath
 from pyarrow import csv
 
-from pipeline.corpus.tokens.token_files import (
+from pipeline.corpus.token_files import (
     TokenFiles,
     damaged,
     divide,

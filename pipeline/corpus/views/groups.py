@@ -14,10 +14,9 @@ import numpy as np
 
 from pipeline.corpus.interface import AnyCorpus, SingleCorpus, computed
 from pipeline.corpus.nodes import Nodes
-from pipeline.corpus.stored.gather import Fields, gather
-from pipeline.corpus.stored.reader import Pieces
+from pipeline.corpus.stored.gather import Fields, Pieces, gather
 from pipeline.corpus.tasks import ABOVE, CAUSAL
-from pipeline.corpus.trees import Shape, Tree, divide_columns
+from pipeline.corpus.views.trees import Shape, Tree, divide_columns
 from pipeline.errors import InvalidValue, counted, require_whole
 from pipeline.planning.layout import count_before, ranges
 from pipeline.text.features import (
