@@ -42,7 +42,7 @@ from pipeline.loading.state import Saved
 from pipeline.loading.stream import WINDOW, PackedIterator, PackedStream, read_lengths
 from pipeline.loading.windows import saved_setup
 from pipeline.planning.bucket import Bucket, as_buckets
-from pipeline.planning.figures import warn_of_overflow
+from pipeline.planning.figures import warn_of_overflow, warn_of_positions
 from pipeline.planning.lengths import Exclude
 from pipeline.planning.options import (
     BySide,
@@ -410,6 +410,12 @@ def load(
     plan = Plan(corpus, buckets, **planning)
     if warning := warn_of_overflow(plan.stages[0]):
         logger.warning(warning)
+    if positions is None and (warning := warn_of_positions(plan.stages[0])):
+        logger.warning(
+            f"{warning}, and a table of positions needs as many entries; if files of tokens have "
+            "no marks between documents, give the id that ends each (end=); else "
+            "positions='restart' begins each piece at 0, and positions='continue' stays so"
+        )
     batches = Batches(
         corpus,
         plan,
