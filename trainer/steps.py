@@ -55,8 +55,8 @@ def compile_steps(
     logger.info(f"{loader.plan}")
     if warning := warn_of_positions(loader.plan.stages[-1]):
         logger.warning(
-            f"{warning}; if token files have no marks between documents, give the id that ends each, "
-            "config.train.options.end"
+            f"{warning}; if token files have no marks between documents, give the id that ends "
+            "each, config.train.options.end"
         )
     like = steps.init.eval_shape(jax.random.key(0))
     shardings = jax.tree.map(lambda leaf: leaf.sharding, like)

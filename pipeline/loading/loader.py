@@ -100,7 +100,7 @@ class Loader(StepIterator):
 
     Attributes:
         batches: the `Batches` that it loads.
-        plan: the `Plan`: buckets, batches, padding; `print` shows it.
+        plan: the `Plan`: buckets, batches, padding; `print` of it, or of the loader, shows it.
         corpus: the corpus.
         sharding: the `jax.sharding.NamedSharding` of the arrays, `[rows, length]`, or the
             `DynamicContext`; one device without that of `batches`.
@@ -147,6 +147,10 @@ class Loader(StepIterator):
     def __repr__(self) -> str:
         at = "closed" if self._ahead.closed else f"at step {self.step:,}"
         return f"Loader({self.batches!r}, {at})"
+
+    def __str__(self) -> str:
+        end = "" if self.batches.endless else f" of {len(self):,}"
+        return f"{self.plan}\nnext: step {self.step:,}{end}"
 
     def __iter__(self) -> "Loader":
         return self
@@ -254,6 +258,8 @@ class StreamLoader(Loader):
     def __repr__(self) -> str:
         at = "closed" if self._ahead.closed else f"at step {self.step:,}"
         return f"Loader({self._stream}, {at})"
+
+    __str__ = __repr__
 
     def __len__(self) -> int:
         raise InvalidType("a stream ends where its data set ends, so its loader has no length")
