@@ -109,6 +109,7 @@ def train(config: ConfigDict, workdir: epath.Path) -> int:
         config = trainer.resume_config(config, saved)  # None: as the run began; others must fit it
         schedule = trainer.Schedule.of(config, saved, sharding)  # options of batches, by step
         if trainer.is_finished(config, workdir, saved):  # with its evaluation and summary
+            trainer.suggest_commands(workdir, config)
             return 0
         clock = trainer.Clock(saved.record.get("seconds", {}))  # of each phase
 
@@ -174,7 +175,10 @@ def train(config: ConfigDict, workdir: epath.Path) -> int:
         with clock("save"):
             checkpoints.wait()
         log.write_summary(step)
-        return 0 if ends and log.evaluated(step) else trainer.say_stopped(signals.reason, step)
+        if not (ends and log.evaluated(step)):
+            return trainer.say_stopped(signals.reason, step)
+        trainer.suggest_commands(workdir, config)
+        return 0
 
 
 def score(config: ConfigDict, workdir: epath.Path, into: str | None = None, test: bool = False):

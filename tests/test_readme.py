@@ -4,6 +4,7 @@ import codecs
 import contextlib
 import importlib
 import inspect
+import logging
 import pathlib
 import re
 import shlex
@@ -68,6 +69,16 @@ def _wandb(monkeypatch):
     run = types.SimpleNamespace(log=lambda values, step: None)
     wandb = types.SimpleNamespace(init=lambda **options: run)
     monkeypatch.setitem(sys.modules, "wandb", wandb)
+
+
+@pytest.fixture(autouse=True)
+def _log():
+    """One snippet has the log of the library shown; later tests have it as it was."""
+    root, own = logging.getLogger(), logging.getLogger("pipeline")
+    handlers, level = [*root.handlers], own.level
+    yield
+    root.handlers[:] = handlers
+    own.setLevel(level)
 
 
 @pytest.mark.parametrize("snippet", SNIPPETS, ids=str)

@@ -18,7 +18,7 @@ from trainer.schedule import Schedule
 from trainer.scoring import score_corpus
 from trainer.stats import Clock
 from trainer.steps import Steps, compile_steps, share_batches
-from trainer.workdir import describe_run, work_directory
+from trainer.workdir import describe_run, suggest_commands, work_directory
 
 __all__ = [
     "Checkpoints",
@@ -50,5 +50,6 @@ __all__ = [
     "score_corpus",
     "share_batches",
     "start_from",
+    "suggest_commands",
     "work_directory",
 ]

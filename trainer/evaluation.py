@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from pipeline.bar import Bar
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.errors import InvalidValue
 from pipeline.loading import Batches, Loader
@@ -67,8 +68,11 @@ def evaluate(
     count = config.eval_batches
     whole = count is None or count >= len(batches)
     sums: list[Any] = []
+    total_batches = len(batches) if whole else count
+    shown = None if jax.process_index() == 0 else False
     with Loader(batches, num_threads=config.num_threads) as loader:
-        for batch in itertools.islice(loader, count):
+        some = itertools.islice(loader, count)
+        for batch in Bar("evaluating", some, total=total_batches, unit=" batch", shown=shown):
             sums.append(step(params, batch))
             if len(sums) > 1:  # so that no more than two batches are in flight
                 jax.block_until_ready(sums[-2])

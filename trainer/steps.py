@@ -9,6 +9,7 @@ from jax.sharding import Mesh, NamedSharding
 from ml_collections import ConfigDict
 
 from pipeline.loading import Batches, DynamicContext, Loader, batch_sharding
+from pipeline.planning.figures import warn_of_positions
 from pipeline.steps import Compiled, flush, programs_table
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,11 @@ def compile_steps(
 ) -> CompiledSteps:
     """The functions compiled for every bucket of training and of evaluation."""
     logger.info(f"{loader.plan}")
+    if warning := warn_of_positions(loader.plan.stages[-1]):
+        logger.warning(
+            f"{warning}; if token files have no marks between documents, give the id that ends "
+            "each, config.train.options.end"
+        )
     like = steps.init.eval_shape(jax.random.key(0))
     shardings = jax.tree.map(lambda leaf: leaf.sharding, like)
     train = Compiled(

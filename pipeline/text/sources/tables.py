@@ -3,6 +3,7 @@
 import functools
 import itertools
 import json
+import logging
 import mmap
 import os
 import threading
@@ -12,13 +13,15 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from etils import epath
 
-from pipeline.errors import InvalidValue
+from pipeline.errors import InvalidValue, counted
 from pipeline.fs.atomic import as_path, is_local
 from pipeline.fs.fork import Handles
 from pipeline.text.sources import files
 from pipeline.text.sources.content import LIMIT, RATIO
 from pipeline.text.sources.source import Piece
 from pipeline.text.values import Half, Single, decode_bytes
+
+logger = logging.getLogger(__name__)
 
 # A row counts as at least this many bytes, since a short one may stand for a long text.
 ROW = 64
@@ -329,6 +332,10 @@ class ArrowFiles(Tables):
         return is_saved(names)
 
 
+# A writer that was closed puts it at the end of a stream; without it, a stream ends anywhere.
+END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
+
+
 def _open_arrow(path: epath.Path) -> _File:
     raw = _map(path) if is_local(path) else path.read_bytes()
     is_file = raw[:6] == b"ARROW1"  # else a stream, as Hugging Face writes it
@@ -359,6 +366,13 @@ def _open_arrow(path: epath.Path) -> _File:
     narrow = sorted(range(len(schema)), key=lambda field: _width(schema.field(field).type))[:1]
     rows = list(_count_rows(raw, is_file, pa.ipc.IpcReadOptions(included_fields=narrow)))
     total = sum(rows)
+    if not is_file and raw[-len(END_OF_STREAM) :] != END_OF_STREAM:
+        logger.warning(
+            "%s ends without the mark that ends a stream of Arrow, after %s; if its writer did not "
+            "finish, or it is cut short, the others are missing",
+            os.fspath(path),
+            counted(total, "row"),
+        )
     sizes = [(each, len(raw) * each // total) if each else (0, 0) for each in rows]
     return _File(schema.names, schema.types, _place_groups(sizes), read)
 
