@@ -30,11 +30,14 @@ def note_media(record: Mapping[str, Any]) -> None:
     Of a row of a table, whose columns are read when they are asked for, the names are enough.
     """
     for name in MEDIA:
-        if name in record and not (isinstance(record, dict) and _is_empty(record[name])):
+        if name in record and not (isinstance(record, dict) and is_empty(record[name])):
             note(NOT_RENDERED.format("a field", name), "pictures and sounds need templates.Slots")
 
 
-def _is_empty(value: Any) -> bool:
+def is_empty(value: Any) -> bool:
+    """Whether a field says nothing: it is null, or has no entries, or none but nulls by name."""
+    if isinstance(value, Mapping):
+        return all(map(is_empty, value.values()))
     return is_null(value) or (hasattr(value, "__len__") and len(value) == 0)
 
 

@@ -146,6 +146,51 @@ def test_what_a_template_does_not_render_is_counted_or_refused(tmp_path, caplog)
         strict(records[1])
 
 
+VALUES = (0, False, 0.0, True, 0.5, "x", ["x"], {"a": 1}, {"a": [None, 0]})
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_a_field_that_is_not_rendered_is_counted_whatever_its_value_is(value, tmp_path, caplog):
+    for messages, about, place in (
+        (of(mask=value), "turns with 'mask'", "turn 0 of its messages has"),
+        (
+            [{**TURNS[0], "content": [{**PARTS[0], "mask": value}]}],
+            "parts with 'mask'",
+            "a part of",
+        ),
+    ):
+        caplog.clear()
+        records = Records([{"messages": [*messages, TURNS[1]]}])
+        prepare(records, Bytes(), tmp_path / f"{value} {about}", template=PLAIN, progress=False)
+        (line,) = (record.getMessage() for record in caplog.records)
+        assert line.startswith(f"in a sample, 1 of 1 record have {about}, which the template does")
+        assert f"{place}" in line
+        assert repr(value) in line
+        with pytest.raises(ValueError, match=f"has 'mask' .*{re.escape(repr(value))}.* remove it"):
+            Chat(unknown="error")({"messages": messages})
+
+
+def test_nulls_and_what_is_empty_say_nothing():
+    strict = Chat(unknown="error")
+    for value in (None, "", [], {}, float("nan"), {"name": None, "arguments": None}):
+        assert strict({"messages": of(mask=value)})
+
+
+def test_parts_of_a_content_are_texts_and_null_stands_for_those_without():
+    none = {"type": "text", "text": None}
+    for content in ([], [none]):
+        with pytest.raises(
+            ValueError, match=r"turn 0 of its messages is (null|\[\]).* give .*null=''"
+        ):
+            PLAIN({"messages": of(content=content)})
+        assert Chat(before="", after="", null="")({"messages": of(content=content)})[1] == ("", 0)
+    for part in ({"type": "image", "image": "a.png"}, "Hi", None):
+        with pytest.raises(
+            ValueError, match=r"content of turn 0 .*and each part must be {'type': '"
+        ):
+            PLAIN({"messages": of(content=[PARTS[0], part])})
+
+
 def test_records_with_notes_cost_no_further_reading(tmp_path, monkeypatch, caplog):
     turns = [{"role": "assistant", "content": "Hi", "reasoning": "why"}]
     (tmp_path / "a.jsonl").write_text(f"{json.dumps({'messages': turns})}\n" * 3)

@@ -179,6 +179,8 @@ def test_the_last_answer_may_be_the_only_one_with_loss(tokenizer):
         ("{{ messages[0].content | replace('<s>', '') }}", [turn("a<s>b")], "looks for marks in"),
         ("{{ messages[0].content }}", [turn(["a"])], "content of turn 0 .* as Python does"),
         ("{{ messages[0].content }}", [turn({"a": "b"})], "content of turn 0 .* as Python does"),
+        (CHATML, [turn([{"type": "text", "text": None}])], "turn 0 .* has a part without text"),
+        (CHATML, [turn([{"type": "text"}])], "turn 0 of its messages has a part without text"),
     ],
 )
 def test_what_cannot_be_spelt_is_refused(tokenizer, template, messages, sentence, tmp_path):
@@ -208,6 +210,9 @@ LIST = [{"name": "f"}]
         (GENERATION, TALK, {}, None),
         (NAMED, [turn("Hi", name="Jo"), TALK[1]], {}, None),
         (CHATML, [turn("Hi"), answer("Yo", tool_calls=LIST)], {}, "turns with 'tool_calls', which"),
+        (CHATML, [turn("Hi", mask=0), TALK[1]], {}, "turns with 'mask', which .* has 0"),
+        (CHATML, [turn("Hi"), answer("Yo", learn=False)], {}, "turns with 'learn', .* has False"),
+        (CHATML, [turn("Hi"), answer("Yo", learn={})], {}, None),
         (TURNED, TALK, {}, "an answer that ends without a special token"),
         (CHATML.replace("in messages", "in messages[1:]"), TALK, {}, CHANGED),
         (CUT, [turn("ab"), TALK[1]], {}, f"{CHANGED} .* has 'ab'"),
@@ -292,6 +297,8 @@ def test_arguments_of_calls_are_objects_as_in_servers(arguments, text, tokenizer
     (spelt,) = learnt(jinja({"messages": talk}))
     assert spelt.strip().removesuffix("<|im_end|>").strip() == text
     assert ("have nulls inside of a field" in caplog.text) == (arguments == {"a": None})
+    said = "call whose arguments are no object, which a template may quote as a text; the first: re"
+    assert (said in caplog.text) == (arguments in ("[1]", "{"))
 
 
 def test_tools_are_read_as_they_are_stored(tokenizer):

@@ -21,6 +21,7 @@ from pipeline.text.turns import (
     NOT_RENDERED,
     ROLES,
     WEIGHTS_OF_TURNS,
+    is_empty,
     note_media,
     read_turns,
     require_role,
@@ -43,6 +44,7 @@ TAKEN = re.compile("[\ufdd0-\ufdef]")
 NULLS = "have nulls inside of a field of a turn, or of tools, which the template may spell"
 CHANGED = "have turns whose content the template changes or leaves out"
 ENDLESS = "have an answer that ends without a special token, so a model does not learn to stop"
+ARGUMENTS = "have a call whose arguments are no object, which a template may quote as a text"
 WEIGHED = "have a turn with a weight that is none of the assistant, and is not learnt"
 # Fields of the reasoning of an answer.
 REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -253,9 +255,7 @@ class Jinja:
             return False
 
         for name in dict.fromkeys(name for turn in turns for name in turn):
-            holders = [
-                n for n, turn in enumerate(turns) if turn.get(name) and any(texts_in(turn[name]))
-            ]
+            holders = [n for n, turn in enumerate(turns) if not is_empty(turn.get(name))]
             if name in ("role", "content", *WEIGHTS_OF_TURNS) or not holders:
                 continue
             if is_unused([{key: turn[key] for key in turn if key != name} for turn in turns]):
@@ -316,6 +316,10 @@ def _read_turn(turn: Mapping[str, Any], what: str) -> dict[str, Any]:
     require_role(str(found.get("role")), ROLES)
     if calls := _read_tools(found.pop("tool_calls", None), f"the tool_calls of {what}"):
         found["tool_calls"] = calls
+        functions = [call.get("function", call) for call in map(_read_call, calls)]
+        for each in functions:
+            if isinstance(each, Mapping) and not isinstance(each.get("arguments", {}), Mapping):
+                note(ARGUMENTS, f"{what} has {each['arguments']!r:.60}")
     if isinstance(content := found.get("content"), list):
         found["content"] = [_read_part(part, what) for part in content]
     if "content" in turn and "content" not in found:
@@ -344,6 +348,8 @@ def _read_part(part: Any, what: str) -> Any:
     found = {key: each for key, each in part.items() if not is_null(each)}
     kind = found.get("type", "text")
     media = [name for name in ("image", "image_url", "video", "audio") if found.get(name)]
+    if kind in TEXTS and not {*found} - {"type"}:
+        raise InvalidValue(f"{what} has a part without text; correct the record, or give it a text")
     if kind not in TEXTS or media:
         raise InvalidValue(
             f"{what} has a part of the type {(media or [kind])[0]!r}, and a chat template would "

@@ -10,7 +10,7 @@ import numpy as np
 from pipeline.errors import InvalidValue
 from pipeline.text.features import Feature
 from pipeline.text.templates.slots import Slots
-from pipeline.text.values import as_text, decode_bytes
+from pipeline.text.values import as_text, decode_bytes, watch
 
 MOST = float(np.finfo(np.float32).max)  # that a weight can be
 
@@ -170,8 +170,9 @@ def apply(template: Template, record: Mapping[str, Any]) -> Any:
 
 
 def _apply(template: Template, record: Mapping[str, Any], traits: Traits) -> Any:
-    as_is = traits.takes_bytes or not isinstance(record, dict)
-    return template(record if as_is else decode_bytes(record))  # type: ignore[arg-type]
+    if isinstance(record, dict) and not traits.takes_bytes:
+        record = decode_bytes(dict(dict.items(record)))  # of one that is watched, none is read yet
+    return template(watch(record))
 
 
 def check(given: Any) -> list[tuple[str, float, Mapping[str, Any]]]:
