@@ -6,7 +6,7 @@ import contextvars
 import decimal
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,7 +69,10 @@ def as_text(value: Any, what: str, null: str | None = None) -> str:
 def name_fields(record: Mapping[Any, Any]) -> str:
     """The fields of a record for messages, spelt so that what cannot be seen is."""
     names = (
-        each if isinstance(each, str) and each.isprintable() else repr(each) for each in record
+        each
+        if isinstance(each, str) and each.isprintable() and each.strip() == each != ""
+        else repr(each)
+        for each in record
     )
     return ", ".join(names) or "none"
 
@@ -160,7 +163,8 @@ def _as_whole(text: str) -> float:
     return Written(text) if text == "-0" else int(text)
 
 
-def _as_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def as_dict(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """A dict of pairs of a key and a value; refuses a key that is there twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
         counts = collections.Counter(name for name, _ in pairs)
@@ -169,7 +173,7 @@ def _as_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-_JSON = json.JSONDecoder(object_pairs_hook=_as_dict, parse_float=_as_number, parse_int=_as_whole)
+_JSON = json.JSONDecoder(object_pairs_hook=as_dict, parse_float=_as_number, parse_int=_as_whole)
 
 
 def read_json(text: str) -> Any:

@@ -58,6 +58,10 @@ def of(**fields):
         ("Hi", "its messages is the text 'Hi': it is not valid JSON"),
         ('[{"role": "user", "role": "user"}]', "its messages .*: it has the key 'role' twice"),
         ([], "its messages are empty"),
+        (
+            [[("role", "user"), ("role", "tool")]],
+            "turn 0 of its messages: it has the key 'role' tw",
+        ),
         ({"role": ["user"], "content": ["Hi", "Yo"]}, "dict of lists that are not equally long"),
         ([{"from": "human", "value": "Hi"}], r"has no 'role' \(its keys: from, value\); .* role="),
         (of(role=""), "the role of turn 0 of its messages is ''"),
@@ -168,6 +172,20 @@ def test_a_field_that_is_not_rendered_is_counted_whatever_its_value_is(value, tm
         assert repr(value) in line
         with pytest.raises(ValueError, match=f"has 'mask' .*{re.escape(repr(value))}.* remove it"):
             Chat(unknown="error")({"messages": messages})
+
+
+@pytest.mark.parametrize(
+    ("role", "is_said"), [("chatgpt", True), ("human", False), ("tool", False)]
+)
+def test_a_role_that_is_not_known_is_said(role, is_said, tmp_path, caplog):
+    records = Records([{"messages": [{"role": role, "content": "Hi"}, TURNS[1]]}] * 3)
+    prepare(records, Bytes(), tmp_path / "c", template=PLAIN, progress=False)
+    said = "3 of 3 records have turns of a role that is not known and has no weight; the first: rec"
+    assert (said in caplog.text, role in caplog.text) == (is_said, is_said)
+    caplog.clear()
+    weighed = Chat(before="{role}:", after="|", weights={role: 1.0})
+    prepare(records, Bytes(), tmp_path / "d", template=weighed, progress=False)
+    assert not caplog.text
 
 
 def test_nulls_and_what_is_empty_say_nothing():

@@ -198,6 +198,9 @@ TURNED = GENERATION.replace(
     "{{ eos_token }}{% endgeneration %}", "{% endgeneration %}{{ eos_token }}"
 )
 NAMED = CHATML.replace("message.content", "message.content + (message.name or '')")
+ONE = "(message.content if message.content is string else message.content[0].text{})"
+PARTS = CHATML.replace("message.content", ONE.format(""))
+NAMES = CHATML.replace("message.content", ONE.format(" + message.content[0].name"))
 CUT = CHATML.replace("message.content", "message.content[1:]")
 CHANGED = "turns whose content the template changes or leaves out; the first: record 0: turn 0 of"
 LIST = [{"name": "f"}]
@@ -213,6 +216,15 @@ LIST = [{"name": "f"}]
         (CHATML, [turn("Hi", mask=0), TALK[1]], {}, "turns with 'mask', which .* has 0"),
         (CHATML, [turn("Hi"), answer("Yo", learn=False)], {}, "turns with 'learn', .* has False"),
         (CHATML, [turn("Hi"), answer("Yo", learn={})], {}, None),
+        (CHATML, [turn("Hi", "model"), TALK[1]], {}, "turns of a role that is not .*: 'model'"),
+        (
+            PARTS,
+            [turn([{"type": "text", "text": "Hi", "train": False}]), TALK[1]],
+            {},
+            "parts with 't",
+        ),
+        (PARTS, [turn([{"type": "text", "text": "Hi", "n": None}]), TALK[1]], {}, None),
+        (NAMES, [turn([{"type": "text", "text": "Hi", "name": "Jo"}]), TALK[1]], {}, None),
         (TURNED, TALK, {}, "an answer that ends without a special token"),
         (CHATML.replace("in messages", "in messages[1:]"), TALK, {}, CHANGED),
         (CUT, [turn("ab"), TALK[1]], {}, f"{CHANGED} .* has 'ab'"),

@@ -11,6 +11,7 @@ import pytest
 from pipeline.corpus.preparing.preparation import prepare
 from pipeline.text import templates
 from pipeline.text.sources import JsonLines, Records
+from pipeline.text.sources.source import text_of
 from pipeline.text.templates import Answer, Chat, Preference
 from pipeline.text.tokenizers import Bytes
 from pipeline.text.tokenizers.markup import Markup
@@ -74,6 +75,11 @@ def test_a_number_of_json_that_is_infinite_is_refused_as_it_is_written(tmp_path)
         ValueError, match=r"field 'a' holds float \(1E400\), which is infinite; corr"
     ):
         spelt(ANSWER, record["a"])
+
+
+def test_names_of_fields_are_shown_with_what_cannot_be_seen():
+    with pytest.raises(ValueError, match=r"no field 'a' \(its fields: ' a', b, ''\)"):
+        text_of({" a": "x", "b": "y", "": "z"}, "a")
 
 
 @pytest.mark.parametrize("template", [ANSWER, CHAT, SIDES])

@@ -17,7 +17,7 @@ from pipeline.text.sources.source import Piece
 
 ADVICE = (
     "put cells with a delimiter, a quote or a line break in quotes, and double quotes in them; or "
-    "name the file's own delimiter= and quotechar="
+    "name the file's own delimiter=, quotechar=, escapechar= or skipinitialspace="
 )
 
 

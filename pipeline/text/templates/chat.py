@@ -15,6 +15,7 @@ from pipeline.text.turns import (
     WEIGHTS_OF_TURNS,
     is_empty,
     note_media,
+    note_role,
     read_turns,
     require_role,
     weigh,
@@ -94,6 +95,7 @@ class Chat:
         for number, turn in enumerate(read_turns(record[self.messages], f"its {self.messages}")):
             what = f"turn {number} of its {self.messages}"
             role = self._role(turn, what)
+            note_role(role, known)
             weight, content = self.weights.get(role, 0.0), self._content(turn, what)
             if len(turn) > 2:
                 others = (name for name in turn if name not in (*fields, *WEIGHTS_OF_TURNS))

@@ -23,6 +23,7 @@ from pipeline.text.turns import (
     WEIGHTS_OF_TURNS,
     is_empty,
     note_media,
+    note_role,
     read_turns,
     require_role,
     weigh,
@@ -261,10 +262,14 @@ class Jinja:
             if is_unused([{key: turn[key] for key in turn if key != name} for turn in turns]):
                 first = turns[holders[0]][name]
                 place = f"turn {holders[0]} of its {self._messages}"
-                note(
-                    NOT_RENDERED.format("turns with", name),
-                    f"{place} has {first!r:.60}",
-                )
+                note(NOT_RENDERED.format("turns with", name), f"{place} has {first!r:.60}")
+        parts = [part for turn in turns for part in _parts(turn)]
+        for name in dict.fromkeys(name for part in parts for name in part):
+            if name not in ("type", "text", *TEXTS) and is_unused(
+                [_without(t, name) for t in turns]
+            ):
+                first = next(part[name] for part in parts if name in part)
+                note(NOT_RENDERED.format("parts with", name), f"one has {first!r:.60}")
         if tools and is_unused(turns, tools=None):
             about = NOT_RENDERED.format("a field", self._tools)
             note(about, f"it has {tools!r:.60}")
@@ -301,11 +306,24 @@ def _note_contents(turns: Sequence[Mapping[str, Any]], text: str, what: str) -> 
             note(WEIGHED, place)
 
 
-def _contents(turn: Mapping[str, Any]) -> list[str]:
-    """The texts in the content of a turn."""
+def _parts(turn: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The parts of the content of a turn; a text is one."""
     content = turn.get("content")
     parts = content if isinstance(content, list) else [{"text": content}]
-    found = [part.get("text") for part in parts if isinstance(part, Mapping)]
+    return [part for part in parts if isinstance(part, Mapping)]
+
+
+def _without(turn: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A turn without a field of the parts of its content."""
+    if not isinstance(turn.get("content"), list):
+        return turn
+    parts = [{key: part[key] for key in part if key != name} for part in _parts(turn)]
+    return {**turn, "content": parts}
+
+
+def _contents(turn: Mapping[str, Any]) -> list[str]:
+    """The texts in the content of a turn."""
+    found = [part.get("text") for part in _parts(turn)]
     return [each for each in found if isinstance(each, str)]
 
 
@@ -313,7 +331,8 @@ def _read_turn(turn: Mapping[str, Any], what: str) -> dict[str, Any]:
     """A turn without nulls but that of its content; refuses text that is no text, or not there."""
     found = {key: decode_bytes(each) for key, each in turn.items() if not is_null(each)}
     _require_text(found, what)
-    require_role(str(found.get("role")), ROLES)
+    require_role(role := str(found.get("role")), ROLES)
+    note_role(role, ROLES)
     if calls := _read_tools(found.pop("tool_calls", None), f"the tool_calls of {what}"):
         found["tool_calls"] = calls
         functions = [call.get("function", call) for call in map(_read_call, calls)]
