@@ -12,6 +12,7 @@ from pipeline.text.values import NUMBERS, as_dict, as_text, is_null, note, read_
 # Names that data sets give to the weight of a single turn.
 WEIGHTS_OF_TURNS = ("weight", "train", "trainable", "loss", "loss_mask")
 
+UNANSWERED = "have an answer without text, so a model learns to say nothing"
 NOT_RENDERED = "have {} {!r}, which the template does not render"
 
 # Fields beside the turns that are meant for the beginning of a chat.
@@ -44,6 +45,8 @@ def is_empty(value: Any) -> bool:
     """Whether a field says nothing: it is null, or has no entries, or none but nulls by name."""
     if isinstance(value, Mapping):
         return all(map(is_empty, value.values()))
+    if hasattr(value, "shape"):  # an array without axes has no length
+        return 0 in value.shape
     return is_null(value) or (hasattr(value, "__len__") and len(value) == 0)
 
 

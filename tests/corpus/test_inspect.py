@@ -145,6 +145,26 @@ def test_fields_that_nothing_reads_are_said_once(template, unused, tmp_path, cap
         )
 
 
+def test_values_of_a_template_that_no_feature_describes_are_said(tmp_path, caplog):
+    def advise(record):
+        spans = [(record["text"], 1.0, {"advantage": 0.5, "step": 1})]
+        return {"inputs": spans, "patches": {"patches": [[1], [2]], "extra": [1, 2]}}
+
+    features = {
+        "step": Feature("targets", dtype="int32"),
+        "patches": Feature("patches", shape=(1,), dtype="uint8"),
+    }
+    records, template = Records([{"text": "a"}] * 2), Function(advise, fingerprint="1")
+    prepare(records, Bytes(), tmp_path / "c", template=template, features=features, progress=False)
+    said = sorted(record.getMessage() for record in caplog.records)
+    about = (
+        "2 of 2 records have values of {!r} by the template, which no feature describes; the first"
+    )
+    assert [
+        about.format(name) in line for name, line in zip(("advantage", "extra"), said, strict=True)
+    ] == [True] * 2
+
+
 def test_a_field_that_is_a_feature_is_used(tmp_path, caplog):
     reward = {"reward": Feature("example", dtype="float32")}
     records = [{"text": "a", "reward": 0.5, "other": 1}]

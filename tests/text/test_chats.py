@@ -188,10 +188,36 @@ def test_a_role_that_is_not_known_is_said(role, is_said, tmp_path, caplog):
     assert not caplog.text
 
 
+def test_an_answer_without_text_that_is_learnt_is_said(tmp_path, caplog):
+    said = (
+        "have an answer without text, so a model learns to say nothing; the first: record 0: turn 1"
+    )
+    for number, turn in enumerate(
+        ({"content": " \n"}, {"content": None}, {"content": "", "train": False})
+    ):
+        caplog.clear()
+        records = Records([{"messages": [TURNS[0], {"role": "assistant", **turn}, TURNS[1]]}] * 3)
+        template = Chat(before="{role}:", after="|", null="")
+        prepare(records, Bytes(), tmp_path / f"{number}", template=template, progress=False)
+        assert (said in caplog.text) == ("train" not in turn)
+
+
 def test_nulls_and_what_is_empty_say_nothing():
     strict = Chat(unknown="error")
-    for value in (None, "", [], {}, float("nan"), {"name": None, "arguments": None}):
+    for value in (
+        None,
+        "",
+        [],
+        {},
+        float("nan"),
+        {"name": None, "arguments": None},
+        np.zeros((0, 2)),
+    ):
         assert strict({"messages": of(mask=value)})
+    with pytest.raises(
+        ValueError, match=r"turn 0 of its messages has 'mask' \(array\(0\.\)\), which"
+    ):
+        strict({"messages": of(mask=np.array(0.0))})
 
 
 def test_parts_of_a_content_are_texts_and_null_stands_for_those_without():

@@ -204,6 +204,7 @@ NAMES = CHATML.replace("message.content", ONE.format(" + message.content[0].name
 CUT = CHATML.replace("message.content", "message.content[1:]")
 CHANGED = "turns whose content the template changes or leaves out; the first: record 0: turn 0 of"
 LIST = [{"name": "f"}]
+CALL = [{"function": {"name": "f", "arguments": {"a": 1}}}]
 
 
 @pytest.mark.parametrize(
@@ -216,6 +217,8 @@ LIST = [{"name": "f"}]
         (CHATML, [turn("Hi", mask=0), TALK[1]], {}, "turns with 'mask', which .* has 0"),
         (CHATML, [turn("Hi"), answer("Yo", learn=False)], {}, "turns with 'learn', .* has False"),
         (CHATML, [turn("Hi"), answer("Yo", learn={})], {}, None),
+        (CHATML, [turn("Hi"), answer("")], {}, "an answer without text, so .*: turn 1 of its mess"),
+        (CALLS, [turn("Hi"), answer("", tool_calls=CALL)], {}, None),
         (CHATML, [turn("Hi", "model"), TALK[1]], {}, "turns of a role that is not .*: 'model'"),
         (
             PARTS,

@@ -76,14 +76,17 @@ def test_numbers_print_with_the_digits_of_their_width_wherever_they_are(of, kind
     columns = {
         "n": column,
         "dict": pa.array([{"a": {"n": each}} for each in values], pa.struct([("a", inner)])),
+        "map": pa.array([[("a", each)] for each in values], pa.map_(pa.string(), of)),
         "list": pa.array([[each] for each in values], pa.list_(of)),
     }
     source = write_table(tmp_path / f"a.{kind}", pa.table(columns))
     for row, number, exact in zip(source, SHORT, values, strict=True):
         assert row["n"] == exact
-        template = templates.Answer(prompt="{n} {dict[a][n]} ", answer="{list[0]}", null="-")
+        template = templates.Answer(
+            prompt="{n} {dict[a][n]} ", answer="{list[0]} {map[0][1]}", null="-"
+        )
         text = "-" if number is None else str(number)
-        assert templates.texts(template, row) == [" ".join([text] * 3)]
+        assert templates.texts(template, row) == [" ".join([text] * 4)]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -230,7 +230,12 @@ def _keep_widths(values: list[Any], of: pa.DataType) -> list[Any]:
             own = _keep_widths([value[field.name] for value in there], field.type)
             for value, each in zip(there, own, strict=True):
                 value[field.name] = each
-    elif hasattr(of, "value_type") and not pa.types.is_map(of):
+    elif pa.types.is_map(of):
+        kinds = of.key_type, of.item_type
+        for pairs in filter(None, values):
+            columns = map(_keep_widths, map(list, zip(*pairs, strict=True)), kinds)
+            pairs[:] = zip(*columns, strict=True)
+    elif hasattr(of, "value_type"):
         return [None if each is None else _keep_widths(each, of.value_type) for each in values]
     return values
 

@@ -12,6 +12,7 @@ from pipeline.text.turns import (
     BESIDE_TURNS,
     NOT_RENDERED,
     ROLES,
+    UNANSWERED,
     WEIGHTS_OF_TURNS,
     is_empty,
     note_media,
@@ -101,6 +102,8 @@ class Chat:
                 others = (name for name in turn if name not in (*fields, *WEIGHTS_OF_TURNS))
                 self._note_others(turn, others, "turns with", what)
                 weight = weigh(turn, weight, what, fields)
+            if weight and not content.strip():
+                note(UNANSWERED, what)
             spans.append((_open(self.before, role, known), 0.0))
             spans.append((content + close, weight))
         if not spans:

@@ -20,6 +20,7 @@ from pipeline.text.turns import (
     BESIDE_TURNS,
     NOT_RENDERED,
     ROLES,
+    UNANSWERED,
     WEIGHTS_OF_TURNS,
     is_empty,
     note_media,
@@ -169,7 +170,10 @@ class Jinja:
             is_last = number + 1 == len(regions) or regions[number + 1].turn != region.turn
             if is_last and [own for text, own in answer.parts if text.strip()][-1:] != [True]:
                 note(ENDLESS, place)
-            spans += [(before, 0.0), (answer, weigh(turns[region.turn], 1.0, place))]
+            weight = weigh(turns[region.turn], 1.0, place)
+            if weight and not any(text.strip() and not own for text, own in answer.parts):
+                note(UNANSWERED, place)
+            spans += [(before, 0.0), (answer, weight)]
         return [*spans, (rest, 0.0)] if rest or not spans else spans
 
     def _find_sought(self, template: str) -> tuple[str, str]:
@@ -263,13 +267,12 @@ class Jinja:
                 first = turns[holders[0]][name]
                 place = f"turn {holders[0]} of its {self._messages}"
                 note(NOT_RENDERED.format("turns with", name), f"{place} has {first!r:.60}")
-        parts = [part for turn in turns for part in _parts(turn)]
-        for name in dict.fromkeys(name for part in parts for name in part):
-            if name not in ("type", "text", *TEXTS) and is_unused(
-                [_without(t, name) for t in turns]
-            ):
-                first = next(part[name] for part in parts if name in part)
-                note(NOT_RENDERED.format("parts with", name), f"one has {first!r:.60}")
+        found: dict[str, Any] = {}
+        for part in (part for turn in turns for part in _parts(turn)):
+            found = {name: each for name, each in part.items() if not is_empty(each)} | found
+        for name in sorted(found.keys() - {"type", *TEXTS}):
+            if is_unused([_without(turn, name) for turn in turns]):
+                note(NOT_RENDERED.format("parts with", name), f"one has {found[name]!r:.60}")
         if tools and is_unused(turns, tools=None):
             about = NOT_RENDERED.format("a field", self._tools)
             note(about, f"it has {tools!r:.60}")
@@ -282,7 +285,7 @@ class Jinja:
         for name in BESIDE_TURNS:
             value = record.get(name) if name != self._tools else None
             spelt = isinstance(value, str) and value.strip() in text
-            if isinstance(value, str | list | Mapping) and value and not spelt:
+            if not is_empty(value) and not spelt:
                 note(NOT_RENDERED.format("a field", name), f"it has {value!r:.60}")
 
 
