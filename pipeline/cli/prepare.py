@@ -100,7 +100,7 @@ def prepare_files(arguments: argparse.Namespace) -> str:
         "on_error": arguments.on_error,
         "strict": arguments.strict,
     }
-    if arguments.key:
+    if arguments.key is not None:
         key = {arguments.key: Feature("example", key=True)}
         recipe["features"] = {**templates.traits_of(template).features, **key}
     if arguments.of is not None:
