@@ -210,7 +210,13 @@ def headings(page):
     return {re.sub(r"[^\w\- ]", "", name.lower()).replace(" ", "-") for name in names}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+FOLDERS = ["docs", "benchmarks", "tests"]
+LINKING = sorted(
+    [*ROOT.glob("*.md"), *(page for each in FOLDERS for page in (ROOT / each).rglob("*.md"))]
+)
+
+
+@pytest.mark.parametrize("page", LINKING, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
     for link in re.findall(r"\]\((?!http)([^)]+)\)", BLOCK.sub("", page.read_text())):
         path, _, anchor = link.partition("#")
