@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Unpack, cast
 
 import grain
 
-from pipeline.corpus.groups import truncate_groups
+from pipeline.corpus import truncate_groups
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.opening import open_corpus
 from pipeline.errors import (

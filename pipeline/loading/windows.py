@@ -289,10 +289,20 @@ class HostWindows:
         while len(self._marks) > 1 and self._marks[1][0] <= oldest:
             del self._marks[0]
         mark, source = self._marks[0]
-        counts = window, step, 0, lost, self._read, mark, self._setup.host
-        setup = self._setup
-        more = encode_spans(self._carried), "", setup.identity, setup.fitted, source
-        return dict(zip(STATE, counts + more, strict=True))
+        return {
+            "window": window,
+            "step": step,
+            "within": 0,
+            "lost": lost,
+            "read": self._read,
+            "mark": mark,
+            "host": self._setup.host,
+            "carried": encode_spans(self._carried),
+            "lengths": "",  # a digest of the window's own, once it is packed
+            "identity": self._setup.identity,
+            "fitted": self._setup.fitted,
+            "source": source,
+        }
 
     # ---- reading
 

@@ -11,7 +11,7 @@ from etils import epath
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.opening import open_corpus
 from pipeline.corpus.stored.directory import MANIFEST
-from pipeline.corpus.tokens.formats import recognise
+from pipeline.corpus.token_formats import recognise
 from pipeline.errors import InvalidValue, Missing, StorageError, suggest_option
 from pipeline.fs.atomic import as_path
 from pipeline.planning.bucket import PAIR, Bucket

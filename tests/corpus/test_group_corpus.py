@@ -90,11 +90,18 @@ def test_groups_that_truncation_makes_alike_are_left_out_and_counted(caplog):
     assert (
         "5 of 10 groups are left out: cut to 16 columns, their continuations are the" in caplog.text
     )
+    assert "1 of 10 group" in caplog.text
+    assert "stay, though cut to 16 columns some of their continuations are the same" in caplog.text
     assert "even with one token" not in caplog.text
     with load(corpus, buckets=[Bucket(1, 16)], overflow="truncate", num_epochs=1) as loader:
         assert sum(int(each["inputs_branch_ids"].max() > 0) for each in loader) == 5
     caplog.clear()
     assert (corpus.truncate(48).lengths > 0).all()
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert "1 of 10 groups stay, though cut to 48 columns some of their" in line  # the eighth
+    caplog.clear()
+    apart = ([7], [[*beginning, 3], [*other, 4], [*beginning, 3], [*other[:9], 5]])  # equal before
+    assert Examples.from_groups([apart]).truncate(40).lengths.tolist() == [40]
     assert not caplog.text
     assert pickle.loads(pickle.dumps(cut)).lengths.tolist() == cut.lengths.tolist()
 
@@ -271,7 +278,9 @@ def test_records_without_a_preference_are_counted_and_left_out(tmp_path, caplog)
     records[20]["bad"] = ""
     options = {"template": TEMPLATE, "features": LENGTHS}
     corpus = prepare(Records(records), Bytes(), tmp_path / "b", **options)
-    for record, number in zip(caplog.records, (3, 20), strict=True):
+    unused, *left_out = caplog.records
+    assert "21 records, fields that are not used: 'margin' of 19;" in unused.message
+    for record, number in zip(left_out, (3, 20), strict=True):
         assert re.match(rf"1 of 21 .* are left out; the first: record {number}", record.message)
     assert np.flatnonzero(corpus.lengths == 0).tolist() == [3, 20]
     del records[20], records[3]

@@ -218,6 +218,20 @@ def test_a_mask_of_tokens_is_never_read_as_tokens_or_ignored(tmp_path):
         InPlace.flat(names, **options, weights=masks)
 
 
+def test_a_mask_that_datatrove_wrote_beside_its_tokens_is_not_ignored(tmp_path):
+    write_flat(tmp_path / "0.ds", [[1, 2, 9], [4, 9]], "uint16")
+    options = {"dtype": "uint16", "end": 9}
+    assert not InPlace.flat(tmp_path / "*.ds", **options).weighted
+    np.array([0, 1, 0, 1, 1], bool).tofile(tmp_path / "0.ds.loss")
+    with pytest.raises(
+        ValueError, match=r"0\.ds\.loss says .* weights='.*\*\.loss', or weights=\(\)"
+    ):
+        InPlace.flat(tmp_path / "*.ds", **options)
+    corpus = InPlace.flat(tmp_path / "*.ds", **options, weights=tmp_path / "*.loss")
+    assert weights_of(corpus) == [[1, 0], [1]]
+    assert not InPlace.flat(tmp_path / "*.ds", **options, weights=()).weighted
+
+
 def test_flat_files_whose_layout_is_unknown_are_refused(tmp_path, caplog):
     path = tmp_path / "train.bin"
     np.array([5, 6, 7, 8, 9], np.uint16).tofile(path)

@@ -56,6 +56,14 @@ def test_a_column_of_turns_may_have_any_layout(outer, kind, tmp_path):
     assert texts == ["<|user|>\nhi<|end|>\n<|assistant|>\nyo<|end|>\n"] * 3
 
 
+@pytest.mark.parametrize("of", [pa.float16(), pa.float32(), pa.float64()])
+def test_numbers_of_a_width_have_the_notation_of_python(of, tmp_path):
+    numbers = [60000.0, 2048.0, 0.0001, 0.00001, 0.25, -0.0]
+    source = write_table(tmp_path / "a.arrow", pa.table({"n": pa.array(numbers, of)}))
+    wanted = ["60000.0", "2048.0", "0.0001", "1e-05", "0.25", "-0.0"]
+    assert [text_of(row, "n") for row in source] == wanted
+
+
 SHORT = [0.7, None, 0.1, 2.0]
 
 
@@ -68,14 +76,17 @@ def test_numbers_print_with_the_digits_of_their_width_wherever_they_are(of, kind
     columns = {
         "n": column,
         "dict": pa.array([{"a": {"n": each}} for each in values], pa.struct([("a", inner)])),
+        "map": pa.array([[("a", each)] for each in values], pa.map_(pa.string(), of)),
         "list": pa.array([[each] for each in values], pa.list_(of)),
     }
     source = write_table(tmp_path / f"a.{kind}", pa.table(columns))
     for row, number, exact in zip(source, SHORT, values, strict=True):
         assert row["n"] == exact
-        template = templates.Answer(prompt="{n} {dict[a][n]} ", answer="{list[0]}", null="-")
+        template = templates.Answer(
+            prompt="{n} {dict[a][n]} ", answer="{list[0]} {map[0][1]}", null="-"
+        )
         text = "-" if number is None else str(number)
-        assert templates.texts(template, row) == [" ".join([text] * 3)]
+        assert templates.texts(template, row) == [" ".join([text] * 4)]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -11,7 +11,7 @@ import pyarrow as pa
 from etils import epath
 from pyarrow import csv
 
-from pipeline.corpus.tokens.token_files import (
+from pipeline.corpus.token_files import (
     TokenFiles,
     damaged,
     divide,
@@ -85,12 +85,16 @@ def flat(
     found = [path for path in found if not path.name.endswith(".csv.gz")]
     masks = [path for path in found if path.name.startswith("labels_mask")]
     found = [path for path in found if path not in masks]
-    beside = [path.with_name(path.name.replace("token_ids", "labels_mask", 1)) for path in found]
-    masks += [mask for path, mask in zip(found, beside, strict=True) if mask != path]
+    # Those of OLMo and of datatrove.
+    named = [path.name.replace("token_ids", "labels_mask", 1) for path in found]
+    named += [f"{path.name}.loss" for path in found]
+    beside = [path.with_name(name) for path, name in zip([*found, *found], named, strict=True)]
+    masks += [mask for mask in beside if mask not in found]
     if weights is None and (there := [path for path in masks if path.exists()]):
+        some = there[0].with_name("*.loss" if there[0].suffix == ".loss" else "labels_mask*")
         raise InvalidValue(
-            f"{os.fspath(there[0])} says on which tokens to train; give weights='labels_mask*', or "
-            "weights=() to train on all"
+            f"{os.fspath(there[0])} says on which tokens to train; give weights="
+            f"{os.fspath(some)!r}, or weights=() to train on all"
         )
     if not found:
         raise InvalidValue(f"{paths} are masks; give the files of tokens, token_ids*")

@@ -6,7 +6,7 @@ import struct
 import numpy as np
 from etils import epath
 
-from pipeline.corpus.tokens.token_files import (
+from pipeline.corpus.token_files import (
     TokenFiles,
     between,
     damaged,

@@ -5,14 +5,7 @@ import os
 import numpy as np
 from etils import epath
 
-from pipeline.corpus.tokens.token_files import (
-    TokenFiles,
-    between,
-    damaged,
-    divide,
-    local_copy,
-    signs,
-)
+from pipeline.corpus.token_files import TokenFiles, between, damaged, divide, local_copy, signs
 from pipeline.errors import InvalidValue
 from pipeline.text.sources import files
 from pipeline.text.sources.content import read_head

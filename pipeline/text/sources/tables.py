@@ -190,6 +190,11 @@ class _Record(Mapping[str, Any]):
             raise value
         return value
 
+    @property
+    def asked(self) -> set[str]:
+        """The columns that were read of it, or of a row near it."""
+        return {*self._batch._values}
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
 
@@ -228,7 +233,12 @@ def _keep_widths(values: list[Any], of: pa.DataType) -> list[Any]:
             own = _keep_widths([value[field.name] for value in there], field.type)
             for value, each in zip(there, own, strict=True):
                 value[field.name] = each
-    elif hasattr(of, "value_type") and not pa.types.is_map(of):
+    elif pa.types.is_map(of):
+        kinds = of.key_type, of.item_type
+        for pairs in filter(None, values):
+            columns = map(_keep_widths, map(list, zip(*pairs, strict=True)), kinds)
+            pairs[:] = zip(*columns, strict=True)
+    elif hasattr(of, "value_type"):
         return [None if each is None else _keep_widths(each, of.value_type) for each in values]
     return values
 
@@ -462,11 +472,14 @@ def _read_saved(folder: epath.Path) -> list[epath.Path]:
         else:
             state = json.loads((index := folder / "state.json").read_text())
             names = [each["filename"] for each in state["_data_files"]]
-            if any(state[key] for key in state if key.startswith("_indices")):
+            told = [state[key] for key in state if key.startswith("_indices")]
+            told += [each["transforms"] for each in state.get("_inplace_history") or ()]
+            told += [_is_part(folder, each) for each in state["_data_files"]]
+            if any(told):
                 raise InvalidValue(
                     f"{os.fspath(folder)} was saved by version 1 of datasets with all rows, and "
-                    f"the indices of those that it keeps ({index.name}); load it with that "
-                    "version, call flatten_indices(), and save the result"
+                    f"the indices of those that it keeps, or changes to make ({index.name}); load "
+                    "it with that version, call flatten_indices(), and save the result"
                 )
         for name in names:
             if name in ("", ".", "..") or {*name} & {"/", "\\", "\0"}:
@@ -480,6 +493,14 @@ def _read_saved(folder: epath.Path) -> list[epath.Path]:
             f"{os.fspath(folder)} is not a data set that was saved to disk whole: {index.name} "
             f"cannot be read ({error!r}); save it again, or give a glob of files"
         ) from error
+
+
+def _is_part(folder: epath.Path, file: Mapping[str, Any]) -> bool:
+    """Whether a saved data set of version 1 has some rows of a file alone."""
+    skip, take = file.get("skip"), file.get("take")
+    if skip or take in (None, -1):
+        return bool(skip)
+    return take != sum(rows for _, rows, _ in _open_arrow(folder / file["filename"]).groups)
 
 
 def is_saved(paths: files.Paths) -> bool:
