@@ -20,7 +20,8 @@ from pipeline.steps import hosts
 def evaluation_batches(corpus: AnyCorpus, options: Options, **layout: Any) -> Batches:
     """One epoch of held-out data, in order, in batches of the shapes of training.
 
-    `options` are those of the training plan, of which evaluations use buckets, packing (best fit
+    `options` are those of the training plan, of its last stage, so that all evaluations of a run
+    whose shapes change compare. Evaluations use of them buckets, packing (best fit
     instead of "fill", which cuts examples) and, for pairs and groups, overflow; other examples that
     are too long are split. `layout` has `sharding` and `context_order`, as for `Batches`.
     """

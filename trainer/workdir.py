@@ -19,6 +19,7 @@ from pipeline.history import loss_archive, write_history
 from pipeline.history.run_config import save_config
 from pipeline.planning.plan import Plan
 from pipeline.steps import hosts, keep_programs
+from trainer.checkpoint import Saved
 from trainer.config import as_json
 from trainer.schedule import Schedule
 
@@ -76,6 +77,15 @@ def _shorten(program: str) -> str:
         return name
     here = os.path.relpath(program)
     return program if here.startswith(os.pardir) else here
+
+
+def store_config(workdir: epath.Path, config: ConfigDict, schedule: Schedule, saved: Saved) -> None:
+    """Stores the config of a run without a checkpoint, which may be stopped before its first step.
+
+    That of a run with one stays until its next steps are planned, by `describe_run`.
+    """
+    if jax.process_index() == 0 and not saved.step:
+        save_config(workdir, as_json(config) | {"seed": schedule.seed})
 
 
 def describe_run(
