@@ -43,6 +43,8 @@ def note_role(role: str, known: Sequence[str]) -> None:
 
 def is_empty(value: Any) -> bool:
     """Whether a field says nothing: it is null, or has no entries, or none but nulls by name."""
+    if value is None or isinstance(value, str):  # at once, as most values
+        return not value
     if isinstance(value, Mapping):
         return all(map(is_empty, value.values()))
     if hasattr(value, "shape"):  # an array without axes has no length

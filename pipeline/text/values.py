@@ -173,7 +173,11 @@ def as_dict(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-_JSON = json.JSONDecoder(object_pairs_hook=as_dict, parse_float=_as_number, parse_int=_as_whole)
+_JSON = json.JSONDecoder(object_pairs_hook=as_dict, parse_float=_as_number)
+# The same for text that may have -0, which is no integer; it is slow where there are many numbers.
+_JSON_OF_ZEROS = json.JSONDecoder(
+    object_pairs_hook=as_dict, parse_float=_as_number, parse_int=_as_whole
+)
 
 
 def read_json(text: str) -> Any:
@@ -186,7 +190,7 @@ def read_json(text: str) -> Any:
         ValueError: it is no JSON, or an object has a key twice.
     """
     try:
-        return _JSON.decode(text)
+        return (_JSON_OF_ZEROS if "-0" in text else _JSON).decode(text)
     except InvalidValue:
         raise
     except json.JSONDecodeError as error:

@@ -106,6 +106,37 @@ def test_groups_that_truncation_makes_alike_are_left_out_and_counted(caplog):
     assert pickle.loads(pickle.dumps(cut)).lengths.tolist() == cut.lengths.tolist()
 
 
+def test_groups_that_are_alike_or_partly_so_are_those_of_the_definition(caplog):
+    rng, found = np.random.default_rng(3), [0, 0]
+
+    def draw():
+        middle = [5] * rng.integers(1, 9)
+        return [*rng.integers(0, 2, rng.integers(0, 2)).tolist(), *middle, int(rng.integers(0, 2))]
+
+    for _ in range(60):
+        pools = [[draw(), draw(), draw()] for _ in range(9)]
+        groups = [
+            ([7], [pool[n] for n in rng.integers(0, 3, rng.integers(1, 5))]) for pool in pools
+        ]
+        most, due = int(rng.integers(4, 30)), [0, 0]
+        corpus = Examples.from_groups(groups)
+        for (_, sides), columns in zip(groups, corpus.lengths.tolist(), strict=True):
+            room = most - columns + sum(map(len, sides))
+            if columns <= most or room < len(sides):
+                continue
+            stay = max(n for n in range(1, 99) if sum(min(len(each), n) for each in sides) <= room)
+            heads = {tuple(each[:stay]) for each in sides}
+            if len(heads) < len({*map(tuple, sides)}):
+                due[len(heads) > 1] += 1
+        caplog.clear()
+        corpus.truncate(most)
+        words = ("are left out: cut", "stay, though cut")
+        counts = [re.findall(rf"(\d+) of 9 groups {each}", caplog.text) for each in words]
+        assert [sum(map(int, each)) for each in counts] == due
+        found = [a + b for a, b in zip(found, due, strict=True)]
+    assert min(found) > 20
+
+
 def test_load_cuts_groups_and_documents_to_the_longest_bucket():
     groups = Examples.from_groups([([1, 2], [[3] * 30, [4] * 9])] * 3)
     corpus = Corpora({"groups": groups, "text": Examples([[*range(40)]] * 5)})

@@ -169,10 +169,11 @@ class Groups(SingleCorpus):
         group = (np.cumsum(tree.root) - 1)[places]
         own = self._sizes[places].astype(np.int64)
         shown, parent = np.minimum(own, most), tree.parent[places]
-        # Those with as many tokens after one parent as another one has.
+        # Those that have as many tokens, after one parent, as another one, of which some are cut.
         kinds = parent * (1 + shown.max(initial=0)) + shown
         _, kind, counts = np.unique(kinds, return_inverse=True, return_counts=True)
-        chosen = np.flatnonzero(counts[kind] > 1)
+        wanted = (counts > 1) & (np.bincount(kind, own > most) > 0)
+        chosen = np.flatnonzero(wanted[kind])
         # By group and kind, the tokens that stay, and all.
         heads: dict[tuple[int, int], set[bytes]] = {}
         wholes: dict[tuple[int, int], set[bytes]] = {}

@@ -19,12 +19,14 @@ from pipeline.fs.fork import Handles
 from pipeline.text.sources import files
 from pipeline.text.sources.content import LIMIT, RATIO
 from pipeline.text.sources.source import Piece
-from pipeline.text.values import Half, Single, decode_bytes
+from pipeline.text.values import Half, Single, decode_bytes, note
 
 logger = logging.getLogger(__name__)
 
 # A row counts as at least this many bytes, since a short one may stand for a long text.
 ROW = 64
+
+NUMBERED = "have a number in {!r} whose name the file has, and a template gets the number"
 
 # What numbers become whose digits a Python float would make up.
 NARROW = {pa.float16(): Half, pa.float32(): Single}
@@ -38,12 +40,23 @@ class _File(NamedTuple):
         types: the type of each.
         groups: the first row of each group, its rows, and its bytes.
         read: reads columns of a group: `read(group, first row in it, rows, columns)`.
+        labels: for columns of numbers that stand for names, these names.
     """
 
     names: list[str]
     types: list[pa.DataType]
     groups: list[tuple[int, int, int]]
     read: Callable[[int, int, int, list[str]], pa.Table]
+    labels: Mapping[str, Any]
+
+
+def _labels_of(schema: pa.Schema) -> dict[str, Any]:
+    """The names that a data set of Hugging Face has for the numbers of its columns."""
+    try:
+        described = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        return {name: each["names"] for name, each in described.items() if "names" in each}
+    except (KeyError, TypeError, AttributeError, ValueError):
+        return {}
 
 
 def _place_groups(sizes: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
@@ -124,7 +137,7 @@ class TableFormat(Handles):
             step = max(int(size / mean), 1)
             for at in range(row, rows, step):
                 stop = min(at + step, rows)
-                batch = _Batch(self, path, (group, at, stop - at))
+                batch = _Batch(self, path, (group, at, stop - at), found.labels)
                 records = [_Record(batch, names, number) for number in range(stop - at)]
                 following = [group, stop] if stop < rows else [group + 1, 0]
                 yield Piece(
@@ -140,8 +153,14 @@ class TableFormat(Handles):
 class _Batch:
     """Some rows of a group, whose columns are read when they are asked for."""
 
-    def __init__(self, source: TableFormat, path: epath.Path, where: tuple[int, int, int]):
-        self._source, self._path, self._where = source, path, where
+    def __init__(
+        self,
+        source: TableFormat,
+        path: epath.Path,
+        where: tuple[int, int, int],
+        labels: Mapping[str, Any],
+    ):
+        self._source, self._path, self._where, self.labels = source, path, where, labels
         self._table: pa.Table | None = None
         self._values: dict[str, list[Any]] = {}
 
@@ -188,6 +207,8 @@ class _Record(Mapping[str, Any]):
         value = self._batch.values(name)[self._row]
         if isinstance(value, InvalidValue):
             raise value
+        if name in self._batch.labels:
+            note(NUMBERED.format(name), f"it has {value!r:.60} of {self._batch.labels[name]!r:.60}")
         return value
 
     @property
@@ -316,7 +337,7 @@ def _open_parquet(path: epath.Path) -> _File:
 
     sizes = [(group.num_rows, group.total_byte_size) for group in groups]
     schema = file.schema_arrow
-    return _File(schema.names, schema.types, _place_groups(sizes), read)
+    return _File(schema.names, schema.types, _place_groups(sizes), read, _labels_of(schema))
 
 
 class ArrowFiles(Tables):
@@ -384,7 +405,7 @@ def _open_arrow(path: epath.Path) -> _File:
             counted(total, "row"),
         )
     sizes = [(each, len(raw) * each // total) if each else (0, 0) for each in rows]
-    return _File(schema.names, schema.types, _place_groups(sizes), read)
+    return _File(schema.names, schema.types, _place_groups(sizes), read, _labels_of(schema))
 
 
 def _count_rows(raw: Any, is_file: bool, options: pa.ipc.IpcReadOptions) -> Iterator[int]:
