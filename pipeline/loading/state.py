@@ -9,7 +9,9 @@ It is small JSON, the same on every host and for any number of hosts:
 A plan that changes (`Plan.after`) has an entry for each of its stages, with what differs from the
 one before. If corpora join, an entry has the identity of all corpora so far, likewise.
 `"positions": "restart"` is there if batches are built with that option, and `"order"` if Grain
-slices or shuffles them: steps are then counted after that. The digest is that of all else.
+slices or shuffles them: steps are then counted after that. `"live"` has the numbers of the entries
+that `Loader.change` made, also if they begin later: a loader takes their weights from the state.
+The digest is that of all else.
 """
 
 import contextlib
@@ -18,6 +20,7 @@ import itertools
 import json
 import operator
 import sys
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from pipeline.corpus.interface import AnyCorpus
@@ -41,16 +44,19 @@ class StateKey(NamedTuple):
     corpus: AnyCorpus | None = None  # None: states have no corpus
     positions: str = "continue"
     order: tuple[str, ...] = ()
+    live: tuple[int, ...] = ()  # the numbers of the stages that `change` made
+    before: Plan | None = None  # the plan without the last of them
 
     def state(self, step: int) -> dict[str, Any]:
         """The data state after `step` batches."""
         state = {"step": int(step), "plans": _shorten(self._entries(step))}
         state |= {name: value for name, value in self._options if value != DEFAULTS[name]}
+        state |= {"live": [*self.live]} if self.live else {}
         state["digest"] = fingerprint_of(state)
         return copy.deepcopy(state)  # who changes it changes no plan
 
     def _entries(self, step: int) -> list[dict[str, Any]]:
-        """The entries of the stages that begin before `step`, each as a whole."""
+        """The entries of the stages that a state of `step` has, each as a whole."""
         reach, counts = max(self._reach(int(step)), 1), self.plan.examples_per_stage
         entries = [dict(each) for each in self.plan.entries if each["from"] < reach]
         for entry, count, before in zip(entries, counts, (0, *counts), strict=False):
@@ -67,15 +73,7 @@ class StateKey(NamedTuple):
             ValueError: `state` is not a data state, or belongs to another plan, corpus, positions
                 or order; the message names each part that differs, with both values.
         """
-        with contextlib.suppress(TypeError, ValueError, RecursionError):
-            # Whole numbers of NumPy are whole numbers.
-            state = json.loads(json.dumps(state, default=operator.index))
-        if not _is_state(state):
-            raise InvalidValue(
-                f"{str(state)[:200]!r} is not a data state, or was altered; one looks like "
-                "{'step': 12, 'plans': […], 'digest': '8c41…'}, and comes from get_state() or a "
-                "checkpoint's 'data' item"
-            )
+        state = _read(state)
         step, then = state["step"], state["plans"]
         if type(step) is not int or step < 0:
             raise InvalidValue(f"the state's step is {step!r}; it must be a whole number from 0")
@@ -86,7 +84,9 @@ class StateKey(NamedTuple):
             )
         saved = {name: state.get(name, default) for name, default in DEFAULTS.items()}
         changes = differences(saved, dict(self._options))
-        changes = changes or _changes(self._reach(step), _whole(then), self._entries(step))
+        entries, live = _whole(then), state.get("live", [])
+        reach = max([self._reach(step), *(1 + entries[number]["from"] for number in live)])
+        changes = changes or _changes(reach, entries, self._entries(reach))
         if changes:
             raise InvalidValue(
                 f"the state of step {step:,} belongs to another plan or corpus: "
@@ -96,13 +96,56 @@ class StateKey(NamedTuple):
             )
         return step
 
+    def change(self, step: int, weights: Mapping[str, Any]) -> "StateKey":
+        """The key of the plan with other weights from a step on, which its states carry along.
+
+        They replace those of an earlier call for the same step, and later phases.
+        """
+        plan, live = self.plan, self.live
+        if live and self.before and plan.stages[live[-1]].start == step:
+            plan, live = self.before, live[:-1]
+        # Corpora that a later phase would add join here.
+        every, present = plan.stages[-1].members, plan.last_stage(step).members
+        joining = every.given if len(every.corpora) > len(present.corpora) else None
+        changed = plan.after(step, weights=weights, lengths=joining)
+        number = len(changed.stages) - 1
+        live = (*(each for each in live if each < number), number)
+        return self._replace(plan=changed, before=plan, live=live)
+
+    def live_weights(self, step: int) -> dict[str, Any] | None:
+        """The weights that `change` gave from a step on; None if it changed nothing there."""
+        at = [n for n in self.live if self.plan.stages[n].start == step]
+        return _weights_of(self.plan.stages[at[-1]].identity) if at else None
+
+    def follow(self, state: Any) -> "StateKey":
+        """The key of the plan with the weights that `change` gave to the plan of a state."""
+        state, key = _read(state), self
+        entries = _whole(state["plans"])
+        for number in state.get("live", ()):
+            start, identity = entries[number]["from"], entries[number]["identity"]
+            if [each["identity"] for each in key.plan.entries[number : number + 1]] == [identity]:
+                continue  # a plan that has them already
+            weights = _weights_of(identity)
+            every = list(zip(key.plan.stages, key.plan.changes, strict=True))
+            # Options may change later; that was added since, since nothing else may be between.
+            later = [what for at, what in every if at.start > start and not at.continues]
+            if not later:
+                key = key.change(start, weights)
+                continue
+            past = [what for at, what in every if at.start <= start]
+            changes, given = [*past, (start, {"weights": weights}), *later], key.plan.stages[-1]
+            plan = Plan.replay(given.members.given, changes).onward(key.plan.first)
+            key = key._replace(plan=plan, before=key.plan, live=(*key.live, number))
+        return key
+
     @property
     def _options(self) -> list[tuple[str, Any]]:
         return [("positions", self.positions), ("order", [*self.order])]
 
     def _reach(self, step: int) -> int:
         """The step up to which the plan counts."""
-        return sys.maxsize if self.order else step
+        decided = [1 + self.plan.stages[number].start for number in self.live]
+        return sys.maxsize if self.order else max([step, *decided])
 
 
 def _shorten(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -123,11 +166,31 @@ def _whole(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
+def _weights_of(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """The weight of each corpus, as text, in an identity."""
+    return {name: each.get("weight") for name, each in identity.get("corpora", {}).items()}
+
+
+def _read(state: Any) -> dict[str, Any]:
+    """A data state, as JSON; a `ValueError` if it is none."""
+    with contextlib.suppress(TypeError, ValueError, RecursionError):
+        # Whole numbers of NumPy are whole numbers.
+        state = json.loads(json.dumps(state, default=operator.index))
+    if not _is_state(state):
+        raise InvalidValue(
+            f"{str(state)[:200]!r} is not a data state, or was altered; one looks like "
+            "{'step': 12, 'plans': […], 'digest': '8c41…'}, and comes from get_state() or a "
+            "checkpoint's 'data' item"
+        )
+    return state
+
+
 def _is_state(state: Any) -> bool:
     """Whether `state` has the form of a data state, without a check of its step."""
     try:
         known = state["step"] is not None and len(state["plans"]) > 0
         known = known and all({"from", "identity"} <= {*entry} for entry in state["plans"])
+        known = known and {*state.get("live", ())} <= {*range(1, len(state["plans"]))}
         content = {name: value for name, value in state.items() if name != "digest"}
         return known and state["digest"] == fingerprint_of(content)
     except (KeyError, TypeError, ValueError, RecursionError):
