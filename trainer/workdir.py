@@ -3,7 +3,6 @@
 import contextlib
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 from etils import epath
@@ -12,7 +11,7 @@ from ml_collections import ConfigDict
 from pipeline.fs.atomic import as_path, directory_lock, make_directory, remove_leftovers
 from pipeline.history import loss_archive, write_history
 from pipeline.history.run_config import save_config
-from pipeline.planning.plan import Plan
+from pipeline.loading import Loader
 from pipeline.steps import hosts, keep_programs
 from trainer.config import as_json
 from trainer.schedule import Schedule
@@ -44,7 +43,7 @@ def work_directory(workdir: epath.PathLike) -> Iterator[epath.Path]:
 
 
 def describe_run(
-    workdir: epath.Path, config: ConfigDict, schedule: Schedule, corpus: Any, plan: Plan
+    workdir: epath.Path, config: ConfigDict, schedule: Schedule, loader: Loader
 ) -> None:
     """Writes the config and the plan of all steps, which `lockstep` commands read.
 
@@ -52,4 +51,4 @@ def describe_run(
     """
     if jax.process_index() == 0:
         save_config(workdir, as_json(config) | {"seed": schedule.seed})
-        write_history(workdir, corpus, plan)
+        write_history(workdir, loader.corpus, loader.plan)

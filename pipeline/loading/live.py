@@ -67,13 +67,6 @@ class LiveBatches:
                 "same step; make the loader with changes_every=16, so that they tell one another "
                 "every 16 steps"
             )
-        if not others and any(
-            len(block.rows) < bucket.rows for bucket, (block, *_) in self._base.blocks.items()
-        ):
-            raise InvalidState(
-                "the batches are the rows of one of several processes, and the others would not "
-                "know of the change; make Batches with sharding= in place of process_count="
-            )
         every, plan, step = self._every or 1, self.batches.plan, None
         while step != first:  # until it begins a block of both kinds
             step, first = first, plan.next_block(-(-first // every) * every)

@@ -177,10 +177,12 @@ class Loader(StepIterator):
         state of process 0: others know a change once their threads come to its step.
 
         Raises:
+            TypeError: `weights` are not numbers by name.
             ValueError: the weights are not as for `Plan.after`; there is one corpus; a later change
                 of options is planned already; or they need a bucket that `specs` does not have.
             RuntimeError: another process decides, or others would not know of it.
         """
+        require_type("weights", weights, Mapping, "numbers by name, as {'code': 3, 'prose': 1}")
         with self._ahead.hold() as first:
             return self._live.change(first, weights)
 

@@ -18,16 +18,19 @@ import contextlib
 import copy
 import itertools
 import json
+import logging
 import operator
 import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from pipeline.corpus.interface import AnyCorpus
-from pipeline.errors import InvalidValue
+from pipeline.errors import InvalidValue, name_some
 from pipeline.planning.identity import apply, difference, fingerprint_of, flatten
 from pipeline.planning.lengths import take_first
 from pipeline.planning.plan import Plan
+
+logger = logging.getLogger(__name__)
 
 DEFAULTS: dict[str, Any] = {"positions": "continue", "order": []}  # those that states leave out
 
@@ -108,6 +111,9 @@ class StateKey(NamedTuple):
         every, present = plan.stages[-1].members, plan.last_stage(step).members
         joining = every.given if len(every.corpora) > len(present.corpora) else None
         changed = plan.after(step, weights=weights, lengths=joining)
+        if gone := [stage.start for stage in plan.stages if stage.start > step]:
+            starts = name_some(list(map("{:,}".format, gone)))
+            logger.info(f"weights that change at step {step:,} replace those from {starts} on")
         number = len(changed.stages) - 1
         live = (*(each for each in live if each < number), number)
         return self._replace(plan=changed, before=plan, live=live)
@@ -119,24 +125,27 @@ class StateKey(NamedTuple):
 
     def follow(self, state: Any) -> "StateKey":
         """The key of the plan with the weights that `change` gave to the plan of a state."""
-        state, key = _read(state), self
-        entries = _whole(state["plans"])
-        for number in state.get("live", ()):
-            start, identity = entries[number]["from"], entries[number]["identity"]
-            if [each["identity"] for each in key.plan.entries[number : number + 1]] == [identity]:
-                continue  # a plan that has them already
-            weights = _weights_of(identity)
-            every = list(zip(key.plan.stages, key.plan.changes, strict=True))
-            # Options may change later; that was added since, since nothing else may be between.
-            later = [what for at, what in every if at.start > start and not at.continues]
-            if not later:
-                key = key.change(start, weights)
-                continue
-            past = [what for at, what in every if at.start <= start]
-            changes, given = [*past, (start, {"weights": weights}), *later], key.plan.stages[-1]
-            plan = Plan.replay(given.members.given, changes).onward(key.plan.first)
-            key = key._replace(plan=plan, before=key.plan, live=(*key.live, number))
-        return key
+        state, plan = _read(state), self.plan
+        entries, known = _whole(state["plans"]), plan.entries
+        live = tuple(
+            number
+            for number in state.get("live", ())
+            if number >= len(known)
+            or any(known[number][name] != entries[number][name] for name in ("from", "identity"))
+        )
+        if not live:
+            return self
+        start, changes = entries[live[0]]["from"], list[tuple[int, dict[str, Any]]]()
+        for stage, change in zip(plan.stages, plan.changes, strict=True):
+            if stage.start <= start or not stage.continues:  # phases after it are replaced
+                changes.append(change)
+        for number in live:
+            before, weights = (_weights_of(entries[n]["identity"]) for n in (number - 1, number))
+            joining = {"examples": plan.num_examples} if len(weights) > len(before) else {}
+            changes.append((entries[number]["from"], {"weights": weights, **joining}))
+        changes.sort(key=operator.itemgetter(0))
+        given = plan.stages[-1].members.given
+        return self._replace(plan=Plan.replay(given, changes).onward(plan.first), live=live)
 
     @property
     def _options(self) -> list[tuple[str, Any]]:
