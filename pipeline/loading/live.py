@@ -68,17 +68,18 @@ class LiveBatches:
                 "every 16 steps"
             )
         every, plan, step = self._every or 1, self.batches.plan, None
+        first = max(first, self._said)
         while step != first:  # until it begins a block of both kinds
             step, first = first, plan.next_block(-(-first // every) * every)
         origin = self.batches.origin.change(first, weights)
-        used = origin.plan.batches_per_bucket.items()
+        used = origin.plan.onward(first).batches_per_bucket.items()
         if missing := [bucket for bucket, number in used if number and bucket not in self._buckets]:
             raise InvalidValue(
                 f"these weights need batches of {name_some(missing)}, which the loader did not "
                 "have before, so no program is compiled for them; begin with a small weight in "
                 "place of 0 for each corpus"
             )
-        self._set(self._base.with_origin(origin))
+        self._set(self.batches._copy(origin=origin, plan=origin.plan))  # of buckets that it has
         return first
 
     def follow(self, state: Any) -> Batches:
@@ -93,7 +94,7 @@ class LiveBatches:
             self._set(batches)
             every, processes = self._every, self._base.processes
             self._due = 0 if every is None else -(-step // every) * every
-            self._exchange = None
+            self._said, self._exchange = 0, None
             if every is not None and len(processes) > 1:
                 self._exchange = Exchange(processes, seconds=math.inf)
 
@@ -117,6 +118,7 @@ class LiveBatches:
     def _exchange_word(self, exchange: Exchange) -> None:
         """Exchanges the word of the block `_due`, and does what process 0 says."""
         origin = self.batches.origin
+        self._said = self._due + 1  # a word is final, also if the loader goes back
         mine = origin.live_weights(self._due)
         word = exchange.gather(mine)[0]
         if word is None and mine is not None:
@@ -125,5 +127,6 @@ class LiveBatches:
                 "continues, and not in that of process 0; give all processes the state of process 0"
             )
         if word != mine:
-            self._set(self._base.with_origin(origin.change(self._due, word)))
+            origin = origin.change(self._due, word)
+            self._set(self.batches._copy(origin=origin, plan=origin.plan))
         self._due += self._every or 1
