@@ -124,25 +124,28 @@ def train(config: ConfigDict, workdir: epath.Path) -> int:
         batches = pipeline.Batches(corpus, plan.onward(saved.step), **layout)
         evaluation = trainer.evaluation_batches(held_out, batches.plan.options, **layout)
         trainer.require_same_data(batches, evaluation)  # on all hosts, which would else hang
-        loader = enter(pipeline.Loader(batches.repeat(), num_threads=config.num_threads))
+        options = {"num_threads": config.num_threads, **trainer.change_options(config)}
+        loader = enter(pipeline.Loader(batches.repeat(), **options))
+        if saved.step:  # with the weights that have changed since the run began
+            loader.set_state(saved.data)
 
         # The model, and its steps compiled for every shape.
         model = make_model(config, corpus)
         with clock("compile"):
-            functions = make_steps(config, model, sharding, batches.plan)
+            functions = make_steps(config, model, sharding, loader.plan)
             compiled = trainer.compile_steps(config, functions, loader, evaluation)
         with clock("restore" if saved.step else "initialise"):
             key = jax.random.key(schedule.seed)
             if saved.step:
-                loader.set_state(saved.data)
                 state = checkpoints.restore_state(saved.step, compiled.init.eval_shape(key))
                 trainer.warn_of_window(config, state, saved.step)
             else:  # with the parameters of the run config.start_from, if that is given
                 state = trainer.start_from(config, compiled.init(key), corpus)
             checkpoints.compile(state)  # its checksums, so that no save compiles anything
-        trainer.describe_run(workdir, config, schedule, corpus, plan)  # for `lockstep` commands
+        trainer.describe_run(workdir, config, schedule, loader)  # for `lockstep` commands
 
         log = enter(trainer.TrainingLog(workdir, config, schedule, saved, clock, model, compiled))
+        weights = trainer.WeightsFile(workdir, config, loader, log)
         signals = enter(steps.hosts.StopSignals())
         step = last = saved.step  # steps that are done, and that are saved
         while True:
@@ -165,6 +168,7 @@ def train(config: ConfigDict, workdir: epath.Path) -> int:
                 continue
             if ends:
                 break
+            weights.look(step)  # on process 0; those that it takes hold from a later step on
             with clock("wait"):
                 batch = next(loader)
             if step in config.skip_steps:

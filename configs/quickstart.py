@@ -89,6 +89,8 @@ def get_config() -> ConfigDict:
     # ((2_000, {"tokens_per_batch": 8192}), (9_000, {"max_length": 4096})). All shapes are compiled
     # before step 0.
     config.schedule = ()
+    # Steps between looks at WORKDIR/weights.json, whose weights a mixture then takes; 0: never.
+    config.weights_every = 100
     # Another run's work directory, to begin with its latest parameters; "": random ones.
     config.start_from = ""
 

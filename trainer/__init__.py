@@ -18,6 +18,7 @@ from trainer.schedule import Schedule
 from trainer.scoring import score_corpus
 from trainer.stats import Clock
 from trainer.steps import Steps, compile_steps, share_batches, warn_of_window
+from trainer.weights_file import WeightsFile, change_options
 from trainer.workdir import describe_run, store_config, suggest_commands, work_directory
 
 __all__ = [
@@ -27,6 +28,8 @@ __all__ = [
     "Schedule",
     "Steps",
     "TrainingLog",
+    "WeightsFile",
+    "change_options",
     "check_config",
     "check_warmup",
     "choose_layout",

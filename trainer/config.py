@@ -33,7 +33,7 @@ MAY_CHANGE = {
     *("steps", "mesh", "context_order", "microbatches", "memory_budget", "skip_steps", "cache"),
     *("on_nonfinite", "eval_every", "eval_batches", "checkpoint_every", "keep", "peak_flops"),
     *(DECAY, "mixture", "sources", "added", "batches", "seed", "schedule"),
-    *("segment_losses", "num_threads", "dynamic_context"),
+    *("segment_losses", "num_threads", "dynamic_context", "weights_every"),
 }
 
 
@@ -118,6 +118,7 @@ def check_config(config: ConfigDict) -> None:
     hosts.require_agreement({"configuration": fields})
     for name in ("steps", "accumulate", "eval_every", "checkpoint_every", "keep"):
         require_whole(f"config.{name}", fields[name], 1)
+    require_whole("config.weights_every", fields["weights_every"], 0)
     # Stored configs do not know the type of None.
     for name, least in {"eval_batches": 1, "optimizer.warmup_steps": 0, DECAY: 0}.items():
         if (steps := fields.get(name)) is not None:

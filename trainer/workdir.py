@@ -8,7 +8,6 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 from etils import epath
@@ -17,7 +16,7 @@ from ml_collections import ConfigDict
 from pipeline.fs.atomic import as_path, directory_lock, make_directory, remove_leftovers
 from pipeline.history import loss_archive, write_history
 from pipeline.history.run_config import save_config
-from pipeline.planning.plan import Plan
+from pipeline.loading import Loader
 from pipeline.steps import hosts, keep_programs
 from trainer.checkpoint import Saved
 from trainer.config import as_json
@@ -89,7 +88,7 @@ def store_config(workdir: epath.Path, config: ConfigDict, schedule: Schedule, sa
 
 
 def describe_run(
-    workdir: epath.Path, config: ConfigDict, schedule: Schedule, corpus: Any, plan: Plan
+    workdir: epath.Path, config: ConfigDict, schedule: Schedule, loader: Loader
 ) -> None:
     """Writes the config and the plan of all steps, which `lockstep` commands read.
 
@@ -97,4 +96,4 @@ def describe_run(
     """
     if jax.process_index() == 0:
         save_config(workdir, as_json(config) | {"seed": schedule.seed})
-        write_history(workdir, corpus, plan)
+        write_history(workdir, loader.corpus, loader.plan)

@@ -31,9 +31,12 @@ class ReadAhead(Handles):
         super().restart()
         self._run: object | None = None  # while caches fetch for it
 
-    def begin(self, step: int) -> None:
-        """Notes that batches are built from `step` on; any thread may call it, for every batch."""
-        self._step = step
+    def begin(self, step: int, plan: Plan) -> None:
+        """Notes that batches of a plan, which may have changed, are built from `step` on.
+
+        Any thread may call it, for every batch.
+        """
+        self._plan, self._step = plan, step
         if self._run is not None or not self._corpus.caches:
             return
         with self._lock:

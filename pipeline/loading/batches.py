@@ -224,12 +224,21 @@ class Batches(StepDataset):
                 "both sharding and process_count say which rows to build; give one of them"
             )
         super().__init__(StateKey(plan, corpus, positions))
-        self.corpus, self.plan = corpus, plan
+        self.corpus = corpus
         self.positions: Positions = positions
         self._function, self.ahead = transform, ReadAhead(corpus, plan)
         if transform is not None and not callable(transform):
             raise InvalidType(f"transform is {transform!r:.80}; it must be a function of a batch")
         self._arguments = _count_arguments(transform)
+        self._epochs: int | None = 1
+        self._planned = False
+        self.sharding = None if sharding is None else batch_sharding(sharding)
+        self._process, self._order = (process_index, process_count), context_order
+        self._set_plan(plan)
+
+    def _set_plan(self, plan: Plan) -> None:
+        """Takes the buckets of a plan, with what this process builds of them."""
+        self.plan, corpus = plan, self.corpus
         # The columns of features of examples, and of continuations.
         self._room: dict[str, dict[Bucket, int]] = {}
         given = max([stage.options.max_segments or 1 for stage in plan.stages], default=1)
@@ -241,15 +250,12 @@ class Batches(StepDataset):
             each = 1 if corpus.trees is None else int(corpus.trees[:, 1].max())
             most = plan.most_continuations().items()
             self._room["continuation"] = {b: max(count, given * each) for b, count in most}
-        self._epochs: int | None = 1
-        self._planned = False
-        self.sharding = None if sharding is None else batch_sharding(sharding)
         self.blocks: dict[Bucket, tuple[Block, ...]] = {
             bucket: tuple(
-                slice_of_process(side.shape, process_index, process_count)
+                slice_of_process(side.shape, *self._process)
                 if self.sharding is None
                 else block_of_sharding(
-                    sharding_of(self.sharding, bucket.rows), side.shape, context_order
+                    sharding_of(self.sharding, bucket.rows), side.shape, self._order
                 )
                 for side in bucket.sides
             )
@@ -293,9 +299,22 @@ class Batches(StepDataset):
     def _make(self, step: Any) -> Any:
         with phase("plan"):
             planned = self.plan.batch(step)
-        self.ahead.begin(operator.index(step))
+        self.ahead.begin(operator.index(step), self.plan)
         batch = self._build(planned)
         return (planned, batch) if self._planned else batch
+
+    def with_origin(self, origin: StateKey) -> "Batches":
+        """The same batches under another plan of the corpus, that of `origin`."""
+        batches = self._copy(origin=origin)
+        batches._set_plan(origin.plan)
+        return batches
+
+    @property
+    def processes(self) -> list[int]:
+        """The processes of JAX that share the batches, as `sharding` says; without it, none."""
+        if self.sharding is None:
+            return []
+        return sorted({each.process_index for each in self.sharding.mesh.devices.flat})
 
     def with_plans(self) -> "Batches":
         """The same batches, each with its plan: `(PlannedBatch, batch)`."""

@@ -296,7 +296,7 @@ class StepIterDataset(Transformed):
             make = workers = _Workers(self.steps, options, *self._workers)
             threads = 0
         size, end = options.prefetch_buffer_size, len(self.steps)
-        ahead = Prefetch[Any](make, size, end=end, threads=threads)
+        ahead = Prefetch[Any](make, size, end=lambda: end, threads=threads)
         close = ahead.close if workers is None else functools.partial(_close, ahead, workers)
         return StepIterator(self.steps, ahead, close, allow_nones=self._allow_nones)
 

@@ -29,6 +29,7 @@ from pipeline.loading.collate import Positions
 from pipeline.loading.dynamic_context import DynamicContext
 from pipeline.loading.fitting import FITTING, fit_shapes, keep_shapes
 from pipeline.loading.iteration import StepIterator
+from pipeline.loading.live import LiveBatches
 from pipeline.loading.prefetch import Prefetch
 from pipeline.loading.sharding import (
     ContextOrder,
@@ -97,10 +98,9 @@ class Loader(StepIterator):
         prefetch: the number of batches kept ready on the devices.
         num_threads: as for `load`.
         timeout_seconds: as for `load`.
+        changes_every: as for `load`.
 
     Attributes:
-        batches: the `Batches` that it loads.
-        plan: the `Plan`: buckets, batches, padding; `print` of it, or of the loader, shows it.
         corpus: the corpus.
         sharding: the `jax.sharding.NamedSharding` of the arrays, `[rows, length]`, or the
             `DynamicContext`; one device without that of `batches`.
@@ -119,6 +119,7 @@ class Loader(StepIterator):
         prefetch: int = 2,
         num_threads: int = 1,
         timeout_seconds: float | None = None,
+        changes_every: int | None = None,
     ):
         wanted = "Batches; transform them in the step, or with Batches(…, transform=function)"
         require_type("batches", batches, Batches, wanted)
@@ -130,18 +131,19 @@ class Loader(StepIterator):
                 "batches is a pickled copy, which knows no devices; pickle the corpus and the "
                 "plan, and make Batches(corpus, plan, sharding=…) of them"
             )
-        self.batches, self.plan, self.corpus = batches, batches.plan, batches.corpus
+        self.corpus = batches.corpus
         self.specs, self.sharding = batches.specs, batch_sharding(batches.sharding)
         transfer = _Transfer(batches, self.sharding, self.specs)
-        built: Any = batches.with_plans()
+        self._live = live = LiveBatches(batches, self.specs, changes_every)
 
         def make(step: int) -> tuple[PlannedBatch, Any]:
+            built: Any = live.at(step)
             planned, batch = built[step]
             return planned, transfer(step, planned.bucket, batch)
 
         size = prefetch + threads - 1
-        ahead = Prefetch(make, size, end=len(batches), threads=threads)
-        close = functools.partial(_close, ahead, batches.ahead)
+        ahead = Prefetch(make, size, end=lambda: live.end, threads=threads)
+        close = functools.partial(_close, ahead, batches.ahead, live)
         super().__init__(batches, ahead, close)
 
     def __repr__(self) -> str:
@@ -154,6 +156,56 @@ class Loader(StepIterator):
 
     def __iter__(self) -> "Loader":
         return self
+
+    @property
+    def batches(self) -> Batches:
+        """The `Batches` that it loads, with the weights that `change` gave."""
+        return self._live.batches
+
+    @property
+    def plan(self) -> Plan:
+        """The `Plan` of the batches: buckets, batches, padding; `print` shows it."""
+        return self.batches.plan
+
+    def change(self, *, weights: Mapping[str, float]) -> int:
+        """Gives the corpora of a mixture other weights; returns the step from which they hold.
+
+        That is the first step that no prefetched batch has when all are ready: `prefetch` +
+        `num_threads` - 1 steps after the next one, or with `tiers` or `changes_every` the next
+        block of steps from there on. The plan is then `plan.after(step, weights=weights)`, which
+        removes later phases. Until that step, another call for it replaces this one. The states of
+        the loader have the change, so that any loader of the same plan that continues one has it.
+
+        On several processes, process 0 alone calls it, of a loader with `changes_every`. Save the
+        state of process 0: others know a change once their threads come to its step.
+
+        Raises:
+            TypeError: `weights` are not numbers by name.
+            ValueError: the weights are not as for `Plan.after`; there is one corpus; a later change
+                of options is planned already; or they need a bucket that `specs` does not have.
+            RuntimeError: another process decides, or others would not know of it.
+        """
+        require_type("weights", weights, Mapping, "numbers by name, as {'code': 3, 'prose': 1}")
+        with self._ahead.hold() as first:
+            return self._live.change(first, weights)
+
+    def get_state(self) -> dict[str, Any]:
+        """The data state after the batches that `next` returned so far: small JSON."""
+        return self.batches.origin.state(self.step)
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continues from `state`, with the weights that `change` gave its loader.
+
+        On several processes with `changes_every`, all call it. The state of another plan or corpus
+        raises a `ValueError`.
+        """
+        batches = self._live.follow(state)
+        step = batches.step_of(state)
+        if batches.origin.live:  # perhaps with buckets that the plan has no more without them
+            self.specs.update(batches.specs)
+        self._live.close()
+        self._ahead.jump(step)
+        self._live.begin(batches, step)
 
     def __len__(self) -> int:
         if self.batches.endless:
@@ -232,7 +284,7 @@ class StreamLoader(Loader):
     ):
         self._timeout = _require_seconds(timeout_seconds)
         self._stream, self._size = stream, require_whole("prefetch", prefetch, 0)
-        self.batches, self.sharding = stream.batches, batch_sharding(stream.batches.sharding)
+        self.sharding = batch_sharding(stream.batches.sharding)
         self.specs = self.batches.specs
         self._start(None)
 
@@ -251,7 +303,7 @@ class StreamLoader(Loader):
             return planned, arrays, batches.get_state()
 
         self._state = batches.get_state()
-        ahead = Prefetch(make, self._size, end=sys.maxsize)
+        ahead = Prefetch(make, self._size, end=lambda: sys.maxsize)
         ahead.jump(self._state["step"])
         StepIterator.__init__(self, self.batches, ahead, functools.partial(_end, ahead, batches))
 
@@ -260,6 +312,18 @@ class StreamLoader(Loader):
         return f"Loader({self._stream}, {at})"
 
     __str__ = __repr__
+
+    @property
+    def batches(self) -> Batches:
+        """The `Batches` of a window without examples, with the buckets and fields of all."""
+        return self._stream.batches
+
+    def change(self, *, weights: Mapping[str, float]) -> int:
+        """Refuses weights, which a plan has."""
+        raise InvalidValue(
+            f"weights is {weights!r:.80}, but a stream has no plan that they could change; mix "
+            "data sets, with grain.IterDataset.mix, or prepare them as corpora"
+        )
 
     def __len__(self) -> int:
         raise InvalidType("a stream ends where its data set ends, so its loader has no length")
@@ -286,8 +350,9 @@ def _end(ahead: Prefetch, batches: PackedIterator) -> None:
         ahead.close()
 
 
-def _close(batches: Prefetch, files: ReadAhead) -> None:
+def _close(batches: Prefetch, files: ReadAhead, live: LiveBatches) -> None:
     if not batches.inherited:  # its lock may be held by a thread of the parent
+        live.close()  # first, since a thread may wait for another process
         batches.close()
         files.stop()  # last, since a batch in the making would restart it
 
@@ -316,6 +381,7 @@ def load(
     context_order: ContextOrder = "contiguous",
     features: Iterable[str] | Mapping[str, Feature] | None = None,
     timeout_seconds: float | None = None,
+    changes_every: int | None = None,
     **options: Unpack[LoadOptions],
 ) -> Loader:
     """An iterator over the batches of a corpus or a Grain data set: packed and on the devices.
@@ -352,6 +418,9 @@ def load(
             schemas by name.
         timeout_seconds: the longest wait for one batch. Then `next` raises a `TimeoutError`, which
             says which step is late, and what its thread is doing; no batch is lost. None: no limit.
+        changes_every: `Loader.change` takes effect at multiples of this many steps, at each of
+            which processes tell one another whether it does. None: at any step; on several
+            processes, `change` is refused.
         **options: of `fit_buckets`, which chooses the buckets (tokens_per_batch, max_buckets,
             max_length, length_multiple, row_multiple, devices, attention, width), and of `Plan`
             (packing, overflow, seed, shuffle, max_segments, align, cost, tiers, window, exclude,
@@ -386,6 +455,7 @@ def load(
         given |= {"positions": positions} if positions is not None else {}
         given |= {"num_epochs": num_epochs} if num_epochs is not None else {}
         given |= {"num_threads": num_threads} if num_threads != 1 else {}
+        given |= {"changes_every": changes_every} if changes_every is not None else {}
         stream = _make_stream(corpus, buckets, given, state)
         loader = StreamLoader(stream, prefetch=prefetch, timeout_seconds=timeout_seconds)
         return _continue(loader, state)
@@ -437,6 +507,7 @@ def load(
         prefetch=prefetch,
         num_threads=num_threads,
         timeout_seconds=timeout_seconds,
+        changes_every=changes_every,
     )
     return _continue(loader, state)
 

@@ -4,12 +4,13 @@ What a thread makes may never come: a transform sleeps, a read stalls. So nothin
 thread without a limit. A thread that was told to end does so with the element that it makes.
 """
 
+import contextlib
 import os
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 from pipeline.errors import InvalidState, InvalidValue, Late
@@ -31,14 +32,16 @@ class Prefetch(Generic[T]):
         make: makes the element of a step; an error goes to the thread that asks for the element,
             and `make` is called again for the same step if it asks once more.
         size: the number of elements kept ready.
-        end: the number of steps; after the last one, `next` raises `StopIteration`.
+        end: returns the number of steps; after the last one, `next` raises `StopIteration`.
         threads: the number of threads that call `make`; 0: `next` calls it.
 
     Attributes:
         step: the step of the next element, from 0.
     """
 
-    def __init__(self, make: Callable[[int], T], size: int, *, end: int, threads: int = 1):
+    def __init__(
+        self, make: Callable[[int], T], size: int, *, end: Callable[[], int], threads: int = 1
+    ):
         self.step, self._make, self._size, self._end = 0, make, size, end
         # The collector may close this in any thread, also in one that holds the lock: it is an
         # RLock, as in any `Condition`.
@@ -81,8 +84,10 @@ class Prefetch(Generic[T]):
                 self.step += 1
                 return here
         with self._changed:
-            while self.step not in self._ready:
-                self._require_more()
+            while True:
+                self._require_more()  # also of what is ready, since the end may change
+                if self.step in self._ready:
+                    break
                 self.start()
                 left = None if seconds is None else begin + seconds - time.monotonic()
                 if left is not None and left <= 0:
@@ -104,7 +109,7 @@ class Prefetch(Generic[T]):
         raise error
 
     def _require_more(self) -> None:
-        if self.step >= self._end:
+        if self.step >= self._end():
             raise StopIteration
 
     def start(self) -> None:
@@ -120,6 +125,18 @@ class Prefetch(Generic[T]):
                 )
                 self._threads.append(thread)
                 thread.start()
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[int]:
+        """Lets no thread begin an element in a `with` block, and gives the first step to change.
+
+        It is the first one that is not begun when `size` elements are ready: the same in every run
+        of a loop, however far its threads are.
+        """
+        self._require_open()
+        with self._changed:
+            begun = self._next if self._threads else self.step
+            yield max(begun, self.step + self._size)
 
     def stop(self) -> None:
         """Ends the threads, and drops what is ready; `next` begins again with its step."""
@@ -161,7 +178,7 @@ class Prefetch(Generic[T]):
                     self._size, self._waiting
                 ):
                     self._changed.wait()
-                if own not in self._threads or self._next >= self._end:
+                if own not in self._threads or self._next >= self._end():
                     return
                 step, self._next = self._next, self._next + 1
             try:

@@ -10,26 +10,31 @@ A plan that changes (`Plan.after`) has an entry for each of its stages, with wha
 one before. If corpora join, an entry has the identity of all corpora so far, likewise.
 `"positions": "restart"` is there if batches are built with that option, and `"order"` if Grain
 slices or shuffles them: steps are then counted after that. `"fitted"` is there if `load` chose the
-shapes: the number of devices, and the options of the choice. The digest is that of all else.
+shapes: the number of devices, and the options of the choice. `"live"` has the numbers of the
+entries that `Loader.change` made, also if they begin later: a loader takes their weights from the
+state. The digest is that of all else.
 """
 
 import contextlib
 import copy
 import itertools
 import json
+import logging
 import operator
 import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from pipeline.corpus.interface import AnyCorpus
-from pipeline.errors import InvalidValue
+from pipeline.errors import InvalidValue, name_some
 from pipeline.loading.fitting import Shapes, explain_shapes
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.identity import apply, difference, fingerprint_of, flatten
 from pipeline.planning.lengths import take_first
 from pipeline.planning.options import select_options
 from pipeline.planning.plan import PLANNING, Plan
+
+logger = logging.getLogger(__name__)
 
 DEFAULTS: dict[str, Any] = {"positions": "continue", "order": []}  # those that states leave out
 
@@ -52,17 +57,20 @@ class StateKey(NamedTuple):
     positions: str = "continue"
     order: tuple[str, ...] = ()
     fitted: Mapping[str, Any] | None = None  # how `load` chose the shapes; no plan depends on it
+    live: tuple[int, ...] = ()  # the numbers of the stages that `change` made
+    before: Plan | None = None  # the plan without the last of them
 
     def state(self, step: int) -> dict[str, Any]:
         """The data state after `step` batches."""
         state = {"step": int(step), "plans": _shorten(self._entries(step))}
         state |= {name: value for name, value in self._options if value != DEFAULTS[name]}
         state |= {} if self.fitted is None else {"fitted": self.fitted}
+        state |= {"live": [*self.live]} if self.live else {}
         state["digest"] = fingerprint_of(state)
         return copy.deepcopy(state)  # who changes it changes no plan
 
     def _entries(self, step: int) -> list[dict[str, Any]]:
-        """The entries of the stages that begin before `step`, each as a whole."""
+        """The entries of the stages that a state of `step` has, each as a whole."""
         reach, counts = max(self._reach(int(step)), 1), self.plan.examples_per_stage
         entries = [dict(each) for each in self.plan.entries if each["from"] < reach]
         for entry, count, before in zip(entries, counts, (0, *counts), strict=False):
@@ -90,7 +98,9 @@ class StateKey(NamedTuple):
             )
         saved = {name: state.get(name, default) for name, default in DEFAULTS.items()}
         changes = differences(saved, dict(self._options))
-        changes = changes or _changes(self._reach(step), _whole(then), self._entries(step))
+        entries, live = _whole(then), state.get("live", [])
+        reach = max([self._reach(step), *(1 + entries[number]["from"] for number in live)])
+        changes = changes or _changes(reach, entries, self._entries(reach))
         if changes:
             fitted = explain_shapes(changes, state.get("fitted"), self.fitted)
             raise InvalidValue(
@@ -99,13 +109,62 @@ class StateKey(NamedTuple):
             )
         return step
 
+    def change(self, step: int, weights: Mapping[str, Any]) -> "StateKey":
+        """The key of the plan with other weights from a step on, which its states carry along.
+
+        They replace those of an earlier call for the same step, and later phases.
+        """
+        plan, live = self.plan, self.live
+        if live and self.before and plan.stages[live[-1]].start == step:
+            plan, live = self.before, live[:-1]
+        # Corpora that a later phase would add join here.
+        every, present = plan.stages[-1].members, plan.last_stage(step).members
+        joining = every.given if len(every.corpora) > len(present.corpora) else None
+        changed = plan.after(step, weights=weights, lengths=joining)
+        if gone := [stage.start for stage in plan.stages if stage.start > step]:
+            starts = name_some(list(map("{:,}".format, gone)))
+            logger.info(f"weights that change at step {step:,} replace those from {starts} on")
+        number = len(changed.stages) - 1
+        live = (*(each for each in live if each < number), number)
+        return self._replace(plan=changed, before=plan, live=live)
+
+    def live_weights(self, step: int) -> dict[str, Any] | None:
+        """The weights that `change` gave from a step on; None if it changed nothing there."""
+        at = [n for n in self.live if self.plan.stages[n].start == step]
+        return _weights_of(self.plan.stages[at[-1]].identity) if at else None
+
+    def follow(self, state: Any) -> "StateKey":
+        """The key of the plan with the weights that `change` gave to the plan of a state."""
+        state, plan = _read(state), self.plan
+        entries, known = _whole(state["plans"]), plan.entries
+        live = tuple(
+            number
+            for number in state.get("live", ())
+            if number >= len(known)
+            or any(known[number][name] != entries[number][name] for name in ("from", "identity"))
+        )
+        if not live:
+            return self
+        start, changes = entries[live[0]]["from"], list[tuple[int, dict[str, Any]]]()
+        for stage, change in zip(plan.stages, plan.changes, strict=True):
+            if stage.start <= start or not stage.continues:  # phases after it are replaced
+                changes.append(change)
+        for number in live:
+            before, weights = (_weights_of(entries[n]["identity"]) for n in (number - 1, number))
+            joining = {"examples": plan.num_examples} if len(weights) > len(before) else {}
+            changes.append((entries[number]["from"], {"weights": weights, **joining}))
+        changes.sort(key=operator.itemgetter(0))
+        given = plan.stages[-1].members.given
+        return self._replace(plan=Plan.replay(given, changes).onward(plan.first), live=live)
+
     @property
     def _options(self) -> list[tuple[str, Any]]:
         return [("positions", self.positions), ("order", [*self.order])]
 
     def _reach(self, step: int) -> int:
         """The step up to which the plan counts."""
-        return sys.maxsize if self.order else step
+        decided = [1 + self.plan.stages[number].start for number in self.live]
+        return sys.maxsize if self.order else max([step, *decided])
 
 
 class Saved(NamedTuple):
@@ -172,11 +231,17 @@ def _whole(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
+def _weights_of(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """The weight of each corpus, as text, in an identity."""
+    return {name: each.get("weight") for name, each in identity.get("corpora", {}).items()}
+
+
 def _is_state(state: Any) -> bool:
     """Whether `state` has the form of a data state, without a check of its step."""
     try:
         known = state["step"] is not None and len(state["plans"]) > 0
         known = known and all({"from", "identity"} <= {*entry} for entry in state["plans"])
+        known = known and {*state.get("live", ())} <= {*range(1, len(state["plans"]))}
         content = {name: value for name, value in state.items() if name != "digest"}
         return known and state["digest"] == fingerprint_of(content)
     except (KeyError, TypeError, ValueError, RecursionError):

@@ -206,7 +206,7 @@ class PackedIterator(grain.DatasetIterator):
 
     def _begin(self, state: dict[str, Any] | None) -> None:
         windows = HostWindows(self._stream.setup, self._source, self._lock, state)
-        self._ahead = Prefetch[Window](windows.make, 1, end=sys.maxsize)
+        self._ahead = Prefetch[Window](windows.make, 1, end=lambda: sys.maxsize)
         self._state = windows.begin if state is None else state
         self._within = int(self._state["within"])  # batches of the window that were returned
         self._window: Window | None = None

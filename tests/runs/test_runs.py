@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import sys
 from unittest import mock
 
@@ -18,6 +19,7 @@ from tests.runs.program_flags import parse
 from tests.runs.runs import (
     assert_same_losses,
     audited,
+    lines,
     messages,
     run,
     segment_losses,
@@ -108,6 +110,56 @@ def test_a_run_goes_on_under_other_weights_when_a_phase_says_so(
     assert set(segment_losses(tmp_path).corpus.tolist()) == {0, 1, 2}
     assert main(["why", str(tmp_path), "--step", "17"]) == 0
     assert " another " in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("counter")
+def test_weights_of_a_file_are_taken_while_a_run_trains_and_a_wrong_file_is_not(
+    text, tmp_path, monkeypatch
+):
+    files = {
+        2: '{"first": 1, "second": 3}',  # from step 4 on: two batches are ready
+        4: '{"first": 1, "second":',
+        5: '{"first": 9, "second": 1}',  # nobody looks
+        6: '{"first": 1, "third": 2}',
+        8: '{"first": -1, "second": 2}',
+        10: '{"first": 2, "second": 6}',  # the same shares
+        14: '{"first": 0, "second": 1}',  # from step 16 on, where the run has ended
+    }
+    look = trainer.WeightsFile.look
+
+    def write_and_look(weights, step):
+        if step in files:
+            (tmp_path / "weights.json").write_text(files[step])
+        look(weights, step)
+
+    monkeypatch.setattr(trainer.WeightsFile, "look", write_and_look)
+    fields = {"weights_every": 2, "optimizer__decay_steps": 16, "eval_every": 20}
+    phases = (0, {"first": 3, "second": 1}), (14, {"first": 1, "second": 1})
+    output = run(tiny(text, "mixture", **fields, steps=16, mixture__weights=phases), tmp_path)
+    path = tmp_path / "weights.json"
+    said = f"changed from step 4 on, as {path} says: weights={{'first': 1, 'second': 3}}"
+    assert output.count(said) == 1
+    assert "weights that change at step 4 replace those from 14 on" in output
+    for what in (
+        "Expecting value",
+        "first, third, and the corpora are first, second",
+        "at least 0",
+    ):
+        assert len(re.findall(rf"weights.json is not taken: .*{what}", output)) == 1
+    assert output.count("is not taken") == 3
+    assert output.count("changed from step") == 2
+    assert {"step": 2, "weights": {"first": 1, "second": 3}, "weights_from": 4} in lines(tmp_path)
+    assert "plan from step 4 on: weights={'first': '1/4', 'second': '3/4'}" in audited(tmp_path)
+    # The next start has the change that had not begun, and does not take the file again.
+    output = run(tiny(text, "mixture", **fields, steps=20, mixture__weights=phases), tmp_path)
+    assert "changed from step" not in output
+    every = audited(tmp_path)
+    assert "plan from step 16 on: weights={'first': '0', 'second': '1'}" in every
+    assert "all 20 batches are those that were planned" in every
+    owners = segment_losses(tmp_path)
+    assert set(owners.corpus[owners.step >= 16].tolist()) == {1}
+    assert set(owners.corpus[owners.step < 16].tolist()) == {0, 1}
+    assert summary(tmp_path)["compiles_after_start"] == 0
 
 
 @pytest.mark.slow

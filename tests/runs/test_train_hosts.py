@@ -94,6 +94,25 @@ def test_saved_by_two_in_a_bucket_resumed_on_one_and_two(alone, text, tmp_path, 
     objects._open_store.cache_clear()
 
 
+@pytest.mark.slow
+def test_weights_of_a_file_change_on_two_hosts_and_are_those_of_the_run_on_one(text, tmp_path):
+    (tmp_path / "weights.json").write_text('{"first": 1, "second": 9}')
+    mixture = "--config=tests/runs/tiny_config.py:mixture", "--config.batches.row_multiple=2"
+    flags = *mixture, "--config.weights_every=3", "--config.optimizer.decay_steps=14"
+    said = run_hosts(text, tmp_path, 2, *flags, "--config.steps=8")
+    assert "changed from step 3 on, as" in said[0]
+    assert "changed from step" not in said[1]
+    assert "plan from step 3 on: weights={'first': '1/10', 'second': '9/10'}" in audited(tmp_path)
+    (tmp_path / "weights.json").write_text('{"first": 1, "second": 0}')
+    (said,) = run_hosts(text, tmp_path, 1, *flags, "--config.steps=11")
+    assert "changed from step 11 on, as" in said  # it has not begun when the run ends
+    said = run_hosts(text, tmp_path, 2, *flags, "--config.steps=14")
+    assert "changed from step" not in said[0]
+    every = audited(tmp_path)
+    assert "plan from step 11 on: weights={'first': '1', 'second': '0'}" in every
+    assert "all 14 batches are those that were planned" in every
+
+
 def test_a_process_that_waits_in_vain_for_others_says_so(text, tmp_path):
     for group in [start_hosts(text, tmp_path, 2, own={index: ["--wait=1"]}) for index in (0, 1)]:
         (output,) = group.end_with(2, limit=60)
