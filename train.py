@@ -108,7 +108,9 @@ def train(config: ConfigDict, workdir: epath.Path) -> int:
         sharding = trainer.share_batches(config, mesh)  # a NamedSharding, or one for each shape
         config = trainer.resume_config(config, saved)  # None: as the run began; others must fit it
         schedule = trainer.Schedule.of(config, saved, sharding)  # options of batches, by step
+        trainer.store_config(workdir, config, schedule, saved)  # for a start with --workdir alone
         if trainer.is_finished(config, workdir, saved):  # with its evaluation and summary
+            trainer.suggest_commands(workdir, config)
             return 0
         clock = trainer.Clock(saved.record.get("seconds", {}))  # of each phase
 
@@ -135,6 +137,7 @@ def train(config: ConfigDict, workdir: epath.Path) -> int:
             if saved.step:
                 loader.set_state(saved.data)
                 state = checkpoints.restore_state(saved.step, compiled.init.eval_shape(key))
+                trainer.warn_of_window(config, state, saved.step)
             else:  # with the parameters of the run config.start_from, if that is given
                 state = trainer.start_from(config, compiled.init(key), corpus)
             checkpoints.compile(state)  # its checksums, so that no save compiles anything
@@ -146,7 +149,7 @@ def train(config: ConfigDict, workdir: epath.Path) -> int:
         while True:
             # All hosts agree whether a signal ends the run here.
             stops, ends = signals.received(), step == config.steps
-            if ends:  # an update by the last steps, if some of config.accumulate are pending
+            if ends and step > last:  # an update by the last steps, if their window is not full
                 state = compiled.finish(state)
             if step > last and (stops or ends or step % config.checkpoint_every == 0):
                 with clock("save"):
@@ -175,7 +178,10 @@ def train(config: ConfigDict, workdir: epath.Path) -> int:
         with clock("save"):
             checkpoints.wait()
         log.write_summary(step)
-        return 0 if ends and log.evaluated(step) else trainer.say_stopped(signals.reason, step)
+        if not (ends and log.evaluated(step)):
+            return trainer.say_stopped(signals.reason, step)
+        trainer.suggest_commands(workdir, config)
+        return 0
 
 
 def score(config: ConfigDict, workdir: epath.Path, into: str | None = None, test: bool = False):
@@ -184,6 +190,7 @@ def score(config: ConfigDict, workdir: epath.Path, into: str | None = None, test
     It is computed with the latest parameters in `workdir`, and written to the directory `into`; by
     default below `workdir`, by step.
     """
+    trainer.check_config(config)
     trainer.require_checkpoint(workdir)
     mesh = steps.make_mesh(config.mesh)
     with jax.set_mesh(mesh):

@@ -1,6 +1,6 @@
 """MaxText's own pre-training, model and config, on batches that Lockstep packs.
 
-    pip install lockstep-pipeline, and MaxText as docs/own_loop.md says
+    pip install lockstep-pipeline, and MaxText as docs/migration.md says
     python examples/maxtext_pretrain.py base_output_directory=runs/maxtext run_name=first
 
 Copy this file, and give it a config and a corpus of your own. Further arguments are MaxText's. Run

@@ -37,7 +37,7 @@ from pipeline.errors import InvalidType, InvalidValue, require_one_of, suggest_o
 
 # By group, the kinds of this package: MODULE:NAME of what makes one. It is called with
 # - records: the paths, and options; it returns a `pipeline.text.sources.Sharded`
-# - tokens: the paths, and options; it returns a `pipeline.corpus.tokens.token_files.TokenFiles`
+# - tokens: the paths, and options; it returns a `pipeline.corpus.token_files.TokenFiles`
 # - templates: options; it returns a `pipeline.text.templates.Template`
 # - tokenizers: the path of its file, if it has an attribute `file`, and options; it returns a
 #   `pipeline.text.tokenizers.Tokenizer`
@@ -67,8 +67,8 @@ KINDS: dict[str, dict[str, str]] = {
         "huggingface": "pipeline.text.tokenizers:HuggingFace",
     },
     "views": {
-        "masked": "pipeline.corpus.masked:Masked",
-        "fill_in_the_middle": "pipeline.corpus.middle:FillInTheMiddle",
+        "masked": "pipeline.corpus.views.masked:Masked",
+        "fill_in_the_middle": "pipeline.corpus.views.middle:FillInTheMiddle",
     },
 }
 

@@ -11,7 +11,6 @@ CONTRACTS = SETTINGS["importlinter"]["contracts"]
 
 # By folder, the modules that are no adapters: the protocol of adapters, and what all of them use.
 SHARED = {
-    "corpus.tokens": {"formats", "token_files"},
     "text.sources": {"content", "files", "source"},
     "text.templates": {"encoding", "regions", "sandbox", "slots", "template"},
     "text.tokenizers": {"file_tokenizer", "markup", "tokenizer"},
@@ -34,13 +33,3 @@ def test_every_adapter_is_known_by_the_registry_alone_and_imports_its_protocol(f
     assert SHARED[folder] < modules_of(folder)
     for key in ("protected_modules", "source_modules"):
         assert adapters <= named(folder, key), key
-
-
-def test_every_module_of_corpora_is_core_or_a_view_group_or_copy():
-    (views,) = (each for each in CONTRACTS if each["name"].startswith("views, groups and copies"))
-    (core,) = (each for each in CONTRACTS if each["name"].startswith("what a corpus is, and how"))
-    listed = {*views["source_modules"], *core["source_modules"]}
-    assert core["forbidden_modules"] == views["source_modules"]
-    both = {*views["source_modules"]} & {*core["source_modules"]}
-    assert not both
-    assert {f"pipeline.corpus.{name}" for name in modules_of("corpus")} <= listed

@@ -14,7 +14,8 @@ import pytest
 import pipeline
 from pipeline.loading.batches import Batch
 from pipeline.loading.loader import LoadOptions
-from pipeline.planning.options import Changes, Options, PlanOptions
+from pipeline.planning import Changes
+from pipeline.planning.options import Options, PlanOptions
 from tests.pages import SNIPPETS
 from tests.processes import ROOT, call
 

@@ -18,8 +18,8 @@ from trainer.parameters import require_checkpoint, restore_parameters, start_fro
 from trainer.schedule import Schedule
 from trainer.scoring import score_corpus
 from trainer.stats import Clock
-from trainer.steps import Steps, compile_steps, share_batches
-from trainer.workdir import describe_run, work_directory
+from trainer.steps import Steps, compile_steps, share_batches, warn_of_window
+from trainer.workdir import describe_run, store_config, suggest_commands, work_directory
 
 __all__ = [
     "Checkpoints",
@@ -52,5 +52,8 @@ __all__ = [
     "score_corpus",
     "share_batches",
     "start_from",
+    "store_config",
+    "suggest_commands",
+    "warn_of_window",
     "work_directory",
 ]

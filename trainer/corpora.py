@@ -1,9 +1,11 @@
 """From the fields of a config to corpora: all fields are checked, then corpora are prepared."""
 
+import contextlib
 import functools
 import logging
 import os
-from collections.abc import Callable, Collection, Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,6 +87,16 @@ def _open_text(name: str, fields: Any, config: Any) -> Text:
         known = templates.traits_of(template).features
         rules["features"] = {**known, key: Feature("example", key=True)}
     return Text(open_source(fields, name), field, template, rules)
+
+
+@contextlib.contextmanager
+def _naming_field(name: str) -> Iterator[None]:
+    """Errors that name the option `field=` name the flag of these fields of a config instead."""
+    try:
+        yield
+    except InvalidValue as error:
+        text = re.sub(r"(?<![\w.-])field=(?=$|[\s;,)])", f"--{name}.field=", str(error))
+        raise type(error)(text) from error
 
 
 @dataclass(frozen=True)
@@ -193,12 +205,14 @@ def prepare_corpora(
     if texts or not trained:
         first_texts = [part.text.texts for part in parts[:num_first] if part.text]
         model = directory / "tokenizer.model"
-        tokenizer = open_tokenizer(config.tokenizer, first_texts, model, seed)
+        with _naming_field(parts[0].name):
+            tokenizer = open_tokenizer(config.tokenizer, first_texts, model, seed)
     for part in parts:
         part.link(directory, tokenizer, task, config)
     for part in parts:
         if part.text is not None:
-            part.text.prepare(tokenizer, directory / part.folder, task)
+            with _naming_field(part.name):
+                part.text.prepare(tokenizer, directory / part.folder, task)
     cached = config.get("cache", {})
     cache: Any = {"cache": cached.get("directory"), "cache_bytes": cached.get("bytes")}
     opened: list[Any] = []

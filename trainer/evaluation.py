@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
+from pipeline.bar import Bar
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.errors import InvalidValue
 from pipeline.loading import Batches, Loader
@@ -19,7 +20,8 @@ from pipeline.steps import hosts
 def evaluation_batches(corpus: AnyCorpus, options: Options, **layout: Any) -> Batches:
     """One epoch of held-out data, in order, in batches of the shapes of training.
 
-    `options` are those of the training plan, of which evaluations use buckets, packing (best fit
+    `options` are those of the training plan, of its last stage, so that all evaluations of a run
+    whose shapes change compare. Evaluations use of them buckets, packing (best fit
     instead of "fill", which cuts examples) and, for pairs and groups, overflow; other examples that
     are too long are split. `layout` has `sharding` and `context_order`, as for `Batches`.
     """
@@ -67,8 +69,11 @@ def evaluate(
     count = config.eval_batches
     whole = count is None or count >= len(batches)
     sums: list[Any] = []
+    total_batches = len(batches) if whole else count
+    shown = None if jax.process_index() == 0 else False
     with Loader(batches, num_threads=config.num_threads) as loader:
-        for batch in itertools.islice(loader, count):
+        some = itertools.islice(loader, count)
+        for batch in Bar("evaluating", some, total=total_batches, unit=" batch", shown=shown):
             sums.append(step(params, batch))
             if len(sums) > 1:  # so that no more than two batches are in flight
                 jax.block_until_ready(sums[-2])

@@ -74,7 +74,7 @@ class TrainingLog(contextlib.ExitStack):
             self._boards.append(
                 self.enter_context(TensorBoard(workdir / "tensorboard", saved.step))
             )
-        self._progress = Progress(config.steps, saved.step)
+        self._progress = Progress("training", config.steps, saved.step, shown=False)
         self._log = self.enter_context(
             RunLog(
                 workdir,

@@ -5,6 +5,7 @@ import logging
 import os
 from typing import Any
 
+import jax
 from etils import epath
 from ml_collections import ConfigDict
 
@@ -47,10 +48,19 @@ def require_checkpoint(workdir: epath.PathLike) -> None:
 
 
 def start_from(config: ConfigDict, state: dict[str, Any], corpus: AnyCorpus) -> dict[str, Any]:
-    """A new state, with the parameters of the run `config.start_from` if that is given."""
+    """A new state, with the parameters of the run `config.start_from` if that is given.
+
+    Its first parameters are then deleted, before the others are read.
+    """
     if not config.start_from:
         return state
-    _, params = restore_parameters(config.start_from, corpus, state["params"])
+
+    def shape(leaf: jax.Array) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+
+    like = jax.tree.map(shape, state["params"])
+    jax.tree.map(lambda leaf: leaf.delete(), state["params"])
+    _, params = restore_parameters(config.start_from, corpus, like)
     return {**state, "params": params}
 
 

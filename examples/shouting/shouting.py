@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.corpus.tokens.token_files import TokenFiles
+from pipeline.corpus.token_files import TokenFiles
 from pipeline.text.sources.files import find
 
 

@@ -101,6 +101,17 @@ PLANNING: tuple[tuple[str, Any, str], ...] = (
 )
 
 
+class _Once(argparse.Action):
+    """Keeps the value of a flag, which may be given once, since the last would win silently."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
+        given = vars(namespace).setdefault("given", set())
+        if option and self.dest in given:
+            raise argparse.ArgumentError(self, "it is given twice; remove one of the two")
+        given.add(self.dest)
+        setattr(namespace, self.dest, values)
+
+
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The arguments of a command; ends Python with the usage of that command if they are wrong."""
     given, unknown = parser().parse_known_args(arguments)
@@ -129,6 +140,7 @@ def parser() -> argparse.ArgumentParser:
             epilog=f"{given}\n\n{CODES}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
+        command.register("action", None, _Once)
         command.set_defaults(parser=command)
         if given == TOKENS:
             command.add_argument("data", help="a corpus, a run, or a config; see below")

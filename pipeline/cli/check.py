@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from pipeline.corpus import duplicates
 from pipeline.corpus.added import AddedFeatures
-from pipeline.corpus.copies import duplicates
 from pipeline.corpus.corpus import Corpus
 from pipeline.corpus.in_place import InPlace
 from pipeline.corpus.interface import AnyCorpus

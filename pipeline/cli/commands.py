@@ -30,7 +30,7 @@ def _open(arguments: argparse.Namespace, *, tokens: bool = False) -> tuple[Any, 
     from pipeline.cli.prepare import open_flags, prepare_config
     from pipeline.history.plans import NAME, read_history
     from pipeline.history.run_config import read_config
-    from pipeline.report import Options, from_corpus, from_run, open_dataset
+    from pipeline.report import Options, from_corpus, from_run, open_dataset, read_run
 
     paths = [arguments.data] if isinstance(arguments.data, str) else arguments.data
     options = {name: getattr(arguments, name) for name, _, _ in PLANNING}
@@ -46,7 +46,8 @@ def _open(arguments: argparse.Namespace, *, tokens: bool = False) -> tuple[Any, 
         corpus, plan = read_history(workdir)
         batches = (read_config(workdir) or {}).get("batches", {})  # none of another loop
         batches = {name: value for name, value in batches.items() if value is not None}
-        dataset = from_run(corpus, paths[0], plan, batches)
+        run = read_run(workdir) if arguments.command == "report" else None
+        dataset = from_run(corpus, paths[0], plan, batches, run)
     elif arguments.tokens:
         dataset = from_corpus(open_flags(arguments.tokens, paths), " + ".join(paths))
     elif configs and len(paths) > 1:

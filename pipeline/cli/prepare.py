@@ -16,7 +16,7 @@ from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.links import link
 from pipeline.corpus.preparing.job import Job
 from pipeline.corpus.preparing.preparation import prepare, prepare_share
-from pipeline.corpus.tokens.formats import describe_use, recognise
+from pipeline.corpus.token_formats import describe_use, recognise
 from pipeline.errors import InvalidValue, NotInstalled
 from pipeline.fs.atomic import as_path
 from pipeline.text import sources, templates
@@ -100,7 +100,7 @@ def prepare_files(arguments: argparse.Namespace) -> str:
         "on_error": arguments.on_error,
         "strict": arguments.strict,
     }
-    if arguments.key:
+    if arguments.key is not None:
         key = {arguments.key: Feature("example", key=True)}
         recipe["features"] = {**templates.traits_of(template).features, **key}
     if arguments.of is not None:

@@ -5,21 +5,14 @@ that tokens are read from. `engines` run the work of a preparation.
 """
 
 from pipeline.corpus import engines
-from pipeline.corpus.copies import duplicates
 from pipeline.corpus.corpora import Corpora
 from pipeline.corpus.corpus import Corpus
-from pipeline.corpus.decoded import Decoded
 from pipeline.corpus.description import describe, make_corpus
 from pipeline.corpus.examples import Examples
-from pipeline.corpus.groups import Groups
 from pipeline.corpus.in_place import InPlace
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.joined import Joined
-from pipeline.corpus.masked import Masked
-from pipeline.corpus.middle import FillInTheMiddle
 from pipeline.corpus.pairs import Pairs
-from pipeline.corpus.pictures import patch_grid, patchify
-from pipeline.corpus.prefixes import find_prefixes
 from pipeline.corpus.preparing.job import Job
 from pipeline.corpus.preparing.pairs import prepare_pairs
 from pipeline.corpus.preparing.preparation import prepare, prepare_job, prepare_share
@@ -28,6 +21,13 @@ from pipeline.corpus.sides import Sides
 from pipeline.corpus.split import Split
 from pipeline.corpus.stored.writer import Writer
 from pipeline.corpus.tasks import CAUSAL, INPUTS, TARGETS, Task
+from pipeline.corpus.views.copies import duplicates
+from pipeline.corpus.views.decoded import Decoded
+from pipeline.corpus.views.groups import Groups, truncate_groups
+from pipeline.corpus.views.masked import Masked
+from pipeline.corpus.views.middle import FillInTheMiddle
+from pipeline.corpus.views.pictures import patch_grid, patchify
+from pipeline.corpus.views.prefixes import find_prefixes
 
 __all__ = [
     "CAUSAL",
@@ -61,4 +61,5 @@ __all__ = [
     "prepare_job",
     "prepare_pairs",
     "prepare_share",
+    "truncate_groups",
 ]

@@ -12,7 +12,6 @@ import numpy as np
 from etils import epath
 
 from pipeline.corpus.added import AddedFeatures, add_features, find_added
-from pipeline.corpus.groups import Groups
 from pipeline.corpus.interface import AnyCorpus, SingleCorpus, computed
 from pipeline.corpus.joined import Joined
 from pipeline.corpus.sides import Sides, record_sides, require_names
@@ -23,7 +22,8 @@ from pipeline.corpus.stored.manifest import Manifest, open_part, read_lengths, r
 from pipeline.corpus.stored.reader import Reader
 from pipeline.corpus.stored.writer import NO_ORIGIN, Writer
 from pipeline.corpus.tasks import A_TASK, CAUSAL, GROUPS, TASKS, Task, is_single, tasks_of
-from pipeline.corpus.trees import divide_groups
+from pipeline.corpus.views.groups import Groups
+from pipeline.corpus.views.trees import divide_groups
 from pipeline.errors import Exists, InvalidValue, require_type, require_whole
 from pipeline.fs.atomic import as_path, is_local, write_once
 from pipeline.planning.lengths import NO_EXAMPLES, digest

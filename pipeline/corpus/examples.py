@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.corpus.groups import Groups
 from pipeline.corpus.interface import AnyCorpus, SingleCorpus, computed
 from pipeline.corpus.renumbered import Renumbered
 from pipeline.corpus.sides import Sides
 from pipeline.corpus.stored.reader import Reader
 from pipeline.corpus.tasks import A_TASK, CAUSAL, GROUPS, Task, is_single, tasks_of
-from pipeline.corpus.trees import divide_groups
+from pipeline.corpus.views.groups import Groups
+from pipeline.corpus.views.trees import divide_groups
 from pipeline.errors import InvalidValue, require_type, require_whole
 from pipeline.text.features import WEIGHTS, Feature
 from pipeline.text.ragged import Ragged, divide_arrays

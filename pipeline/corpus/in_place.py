@@ -11,11 +11,11 @@ import numpy as np
 
 from pipeline import registry
 from pipeline.corpus.interface import SingleCorpus, computed
-from pipeline.corpus.stored.gather import Fields, address_of, gather
+from pipeline.corpus.stored.gather import Fields, Pieces, address_of, gather
 from pipeline.corpus.stored.memory import HeldPart, Segments
-from pipeline.corpus.stored.reader import Pieces, Reader
+from pipeline.corpus.stored.reader import Reader
 from pipeline.corpus.tasks import CAUSAL, INPUTS
-from pipeline.corpus.tokens.token_files import Lists
+from pipeline.corpus.token_files import Lists
 from pipeline.errors import InvalidType, InvalidValue, require_whole, suggest_option
 from pipeline.fs.atomic import is_local
 from pipeline.planning.identity import fingerprint_of

@@ -10,8 +10,8 @@ import numpy as np
 
 from pipeline.corpus.side import Side
 from pipeline.corpus.stored.cache import PartCache
-from pipeline.corpus.stored.gather import Fields
-from pipeline.corpus.stored.reader import Pieces, Reader
+from pipeline.corpus.stored.gather import Fields, Pieces
+from pipeline.corpus.stored.reader import Reader
 from pipeline.corpus.tasks import Task
 from pipeline.errors import InvalidType, InvalidValue, OutOfRange
 from pipeline.planning import lengths as lengths_module

@@ -10,8 +10,7 @@ from pipeline.corpus.nodes import Nodes
 from pipeline.corpus.renumbered import Renumbered
 from pipeline.corpus.side import Side
 from pipeline.corpus.stored.cache import PartCache
-from pipeline.corpus.stored.gather import Fields
-from pipeline.corpus.stored.reader import Pieces
+from pipeline.corpus.stored.gather import Fields, Pieces
 from pipeline.errors import InvalidValue
 
 

@@ -14,7 +14,7 @@ from pipeline.corpus.pairs import Pairs, as_sides
 from pipeline.corpus.sides import read_sides
 from pipeline.corpus.stored.directory import MANIFEST
 from pipeline.corpus.tasks import TARGETS
-from pipeline.corpus.tokens.formats import describe_use, recognise
+from pipeline.corpus.token_formats import describe_use, recognise
 from pipeline.errors import InvalidValue, Missing, require_whole
 from pipeline.fs.atomic import as_path
 

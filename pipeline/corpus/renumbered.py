@@ -8,8 +8,7 @@ import numpy as np
 from pipeline.corpus.interface import AnyCorpus, computed, derived
 from pipeline.corpus.nodes import Nodes
 from pipeline.corpus.side import Side
-from pipeline.corpus.stored.gather import Fields, gather
-from pipeline.corpus.stored.reader import Pieces
+from pipeline.corpus.stored.gather import Fields, Pieces, gather
 from pipeline.planning.layout import ranges
 from pipeline.planning.lengths import NO_EXAMPLES
 from pipeline.text.features import LOSS_WEIGHTS, Feature

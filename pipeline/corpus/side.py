@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.corpus.nodes import Nodes
-from pipeline.corpus.stored.gather import Fields
-from pipeline.corpus.stored.reader import Pieces
+from pipeline.corpus.stored.gather import Fields, Pieces
 from pipeline.errors import InvalidValue, OutOfRange, suggest_option
 from pipeline.text.features import Feature
 

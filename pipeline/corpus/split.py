@@ -5,7 +5,7 @@ import numpy as np
 from pipeline.corpus import prng
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.view import View
-from pipeline.errors import InvalidValue, require_share, suggest_option
+from pipeline.errors import InvalidValue, counted, require_share, suggest_option
 from pipeline.planning.identity import fingerprint_of
 
 
@@ -32,10 +32,18 @@ class Split(View):
         )
         super().__init__(corpus, self.numbers)
         if not len(self.numbers):
+            of = counted(count, "example")
+            if by is not None and (keys := _count_keys(corpus, by)) < count:
+                of = f"{of}, which have {counted(keys, 'value')} of {by!r},"
+                if keys == 1:
+                    raise InvalidValue(
+                        f"by is {by!r}, and {of} would all be on one side; give a feature whose "
+                        "values differ, or omit by="
+                    )
             raise InvalidValue(
-                f"hold_out is {self.hold_out}, and by their {by or 'numbers'} none of the "
-                f"{count:,} examples {'is held out' if held_out else 'is left to train on'}; give "
-                "a share nearer to one half, such as 0.1, or split a larger corpus"
+                f"hold_out is {self.hold_out}, and by their {by or 'numbers'} none of the {of} "
+                f"{'is held out' if held_out else 'is left to train on'}; give a share nearer to "
+                "one half, such as 0.1, or split a larger corpus"
             )
         more = {} if by is None else {"by": by}
         self._describe(hold_out=self.hold_out, held_out=self.held_out, **more)
@@ -62,6 +70,14 @@ class Split(View):
             return np.frombuffer(read(), np.uint8)
         name = fingerprint_of([corpus.fingerprint, self.by, self.hold_out])
         return np.frombuffer(corpus.cached_file(f"split-{name}.bits", read), np.uint8)
+
+
+def _count_keys(corpus: AnyCorpus, by: str) -> int:
+    """How many values a feature has."""
+    found: set[int] = set()
+    for some in prng.blocks(len(corpus)):
+        found |= {*prng.hash_rows(corpus.read_examples(some, [by])[by]).tolist()}
+    return len(found)
 
 
 def _require_key(corpus: AnyCorpus, by: str) -> None:

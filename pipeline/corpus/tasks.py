@@ -134,7 +134,7 @@ TARGETS = Task(name="targets", shifts={"decoder_inputs": 0, "targets": 1})
 # The tasks of inputs and targets that are sides of their own.
 OF_PAIRS = {task.side: task for task in (INPUTS, TARGETS)}
 
-# The nodes of groups, each stored as an example of its unshifted tokens; see `corpus.groups`.
+# The nodes of groups, each stored as an example of its unshifted tokens; see `corpus.views.groups`.
 GROUPS = Task(name="groups", shifts={"inputs": 0, "targets": 0})
 
 # A side of arrays: features without tokens.

@@ -42,10 +42,11 @@ from pipeline.errors import (
     require,
 )
 
-# The kinds of object storage. Another one needs that obstore opens its URLs (`_open_store`), and
-# that it writes on conditions: an object that must not exist, or must have a version (`put`). Files
-# that are created once, and locks, rest on these. `_no_credentials` says how users give
-# credentials, and `tests/fs/object_servers.py` runs servers.
+# The kinds of object storage. Another one needs that etils has paths of its scheme, that obstore
+# opens its URLs (`_open_store`), and that it writes on conditions: an object that must not exist or
+# must have a version (`put`). Files that are created once, and locks, rest on these. A server that
+# speaks S3 is one already, by AWS_ENDPOINT_URL. `_no_credentials` says how users give credentials,
+# and `tests/fs/object_servers.py` runs servers.
 SCHEMES = ("s3://", "gs://", "az://")
 
 # obstore repeats a request so often, within so many seconds: fewer than after which others take a

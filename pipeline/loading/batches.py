@@ -306,6 +306,10 @@ class Batches(StepDataset):
         batches.__dict__.update(self.__dict__, **changes)
         return batches
 
+    def note_fitted(self, fitted: dict[str, Any] | None) -> "Batches":
+        """The same batches, whose states tell how `load` chose the shapes."""
+        return self._copy(origin=self.origin._replace(fitted=fitted))
+
     __copy__ = _copy  # keeps `sharding`, which a pickled copy does not have
 
     def __deepcopy__(self, memo: object) -> "Batches":

@@ -1,9 +1,9 @@
 """The loader: an iterator that transfers batches to the devices ahead, and `load`, to make one."""
 
 import copy
+import dataclasses
 import functools
 import logging
-import math
 import numbers
 import os
 import sys
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Unpack, cast
 
 import grain
 
-from pipeline.corpus.groups import truncate_groups
+from pipeline.corpus import truncate_groups
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.opening import open_corpus
 from pipeline.errors import (
@@ -27,21 +27,22 @@ from pipeline.loading.ahead import ReadAhead
 from pipeline.loading.batches import A_CORPUS, Batch, Batches, Transform, phase
 from pipeline.loading.collate import Positions
 from pipeline.loading.dynamic_context import DynamicContext
+from pipeline.loading.fitting import FITTING, fit_shapes, keep_shapes
 from pipeline.loading.iteration import StepIterator
 from pipeline.loading.prefetch import Prefetch
 from pipeline.loading.sharding import (
     ContextOrder,
     batch_sharding,
     field_specs,
-    multiples,
     place,
     require_specs,
     sharding_of,
 )
+from pipeline.loading.state import Saved
 from pipeline.loading.stream import WINDOW, PackedIterator, PackedStream, read_lengths
+from pipeline.loading.windows import saved_setup
 from pipeline.planning.bucket import Bucket, as_buckets
-from pipeline.planning.figures import warn_of_overflow
-from pipeline.planning.fit import fit_buckets
+from pipeline.planning.figures import warn_of_overflow, warn_of_positions
 from pipeline.planning.lengths import Exclude
 from pipeline.planning.options import (
     BySide,
@@ -59,8 +60,6 @@ if TYPE_CHECKING:
     import jax
 
 logger = logging.getLogger(__name__)
-
-FITTING = list_keywords(fit_buckets)
 
 
 class OrderedOptions(PackingOptions, total=False):
@@ -101,7 +100,7 @@ class Loader(StepIterator):
 
     Attributes:
         batches: the `Batches` that it loads.
-        plan: the `Plan`: buckets, batches, padding; `print` shows it.
+        plan: the `Plan`: buckets, batches, padding; `print` of it, or of the loader, shows it.
         corpus: the corpus.
         sharding: the `jax.sharding.NamedSharding` of the arrays, `[rows, length]`, or the
             `DynamicContext`; one device without that of `batches`.
@@ -148,6 +147,10 @@ class Loader(StepIterator):
     def __repr__(self) -> str:
         at = "closed" if self._ahead.closed else f"at step {self.step:,}"
         return f"Loader({self.batches!r}, {at})"
+
+    def __str__(self) -> str:
+        end = "" if self.batches.endless else f" of {len(self):,}"
+        return f"{self.plan}\nnext: step {self.step:,}{end}"
 
     def __iter__(self) -> "Loader":
         return self
@@ -256,6 +259,8 @@ class StreamLoader(Loader):
         at = "closed" if self._ahead.closed else f"at step {self.step:,}"
         return f"Loader({self._stream}, {at})"
 
+    __str__ = __repr__
+
     def __len__(self) -> int:
         raise InvalidType("a stream ends where its data set ends, so its loader has no length")
 
@@ -303,9 +308,10 @@ def load(
     buckets: Iterable[Bucket] | None = None,
     sharding: "jax.sharding.Mesh | jax.sharding.NamedSharding | DynamicContext | None" = None,
     num_epochs: int | None = None,
+    state: dict[str, Any] | None = None,
     prefetch: int = 2,
     num_threads: int = 1,
-    positions: Positions = "continue",
+    positions: Positions | None = None,
     transform: Transform | None = None,
     context_order: ContextOrder = "contiguous",
     features: Iterable[str] | Mapping[str, Feature] | None = None,
@@ -327,12 +333,15 @@ def load(
             the length of a bucket over as many devices as its rows need; None: the first local
             device.
         num_epochs: passes through the corpus; None: endless.
+        state: the data state to continue from, of `get_state` of such a loader, perhaps on another
+            number of devices. Shapes are then those of the state, not fitted again, and so are the
+            options of `Plan` and `positions` that are not given. None: from the beginning.
         prefetch: the number of batches kept ready on the devices (2).
         num_threads: the number of threads that build batches (1). Text is built fastest by one;
             give more where files are decoded (`Decoded`), or a `transform` takes long, which is
             then called in several threads at once.
-        positions: later pieces of a split example continue its positions ("continue"), or begin at
-            0 ("restart"), so that no position reaches the length of its row.
+        positions: later pieces of a split example continue its positions ("continue", the default),
+            or begin at 0 ("restart"), so that no position reaches the length of its row.
         transform: a function of each batch of NumPy arrays before its transfer, which returns a
             dict of arrays; for example `lambda batch: pipeline.rename(batch, "maxtext")`. See
             `Batches`.
@@ -353,15 +362,18 @@ def load(
 
     Raises:
         TypeError: there is no such option, or `corpus` is not a corpus.
-        ValueError: a value is not as above; the message names the option and what it may be.
+        ValueError: a value is not as above; the message names the option and what it may be. Or
+            `state` is of another corpus, or of another value of an option.
     """
     for name in options:
         if name not in LoadOptions.__annotations__:
             known = {*LoadOptions.__annotations__, *list_keywords(load)}
             raise InvalidType(f"load() has no option {suggest_option(name, known)}")
     if isinstance(corpus, PackedStream):
-        return StreamLoader(corpus, prefetch=prefetch, timeout_seconds=timeout_seconds)
-    if buckets is None and "tokens_per_batch" not in options:
+        return _continue(
+            StreamLoader(corpus, prefetch=prefetch, timeout_seconds=timeout_seconds), state
+        )
+    if buckets is None and state is None and "tokens_per_batch" not in options:
         raise InvalidType("load() needs tokens_per_batch=, to choose buckets, or buckets=")
     if buckets is not None and (wrong := {*options} & {*FITTING} - {*PLANNING}):
         raise InvalidValue(
@@ -369,58 +381,71 @@ def load(
             "of the two"
         )
     if isinstance(corpus, grain.MapDataset | grain.IterDataset):
-        given: dict[str, Any] = {
-            "sharding": sharding,
-            "positions": positions,
-            "transform": transform,
-        }
+        given: dict[str, Any] = {"sharding": sharding, "transform": transform}
         given |= {"context_order": context_order, "features": features, **options}
+        given |= {"positions": positions} if positions is not None else {}
         given |= {"num_epochs": num_epochs} if num_epochs is not None else {}
         given |= {"num_threads": num_threads} if num_threads != 1 else {}
-        stream = _make_stream(corpus, buckets, given)
-        return StreamLoader(stream, prefetch=prefetch, timeout_seconds=timeout_seconds)
+        stream = _make_stream(corpus, buckets, given, state)
+        loader = StreamLoader(stream, prefetch=prefetch, timeout_seconds=timeout_seconds)
+        return _continue(loader, state)
     sharding = None if sharding is None else batch_sharding(sharding)
     if isinstance(corpus, str | os.PathLike):
         corpus = open_corpus(corpus)
     require_type("corpus", corpus, "fingerprint", f"a directory, or {A_CORPUS}")
     corpus = cast("AnyCorpus", corpus)
-    if buckets is None:
-        buckets = _fit(corpus, sharding, context_order, options)
-    overflow = options.get("overflow")
+    saved = None if state is None else Saved.of(state)
+    fitted = None
+    if buckets is None and saved is not None:
+        buckets, fitted = keep_shapes(saved.shapes, options, sharding, context_order)
+    elif buckets is None:
+        buckets, fitted = fit_shapes(corpus, sharding, context_order, options)
+    planning: dict[str, Any] = select_options(PLANNING, options)
+    if saved is not None:
+        planning = saved.options | planning
+        positions = positions or saved.positions
+        if saved.corpora and "weights" not in options:
+            raise InvalidValue(
+                f"the state mixes {', '.join(saved.corpora)}, and does not have the weights of "
+                "later steps; give weights= as before"
+            )
+    overflow = planning.get("overflow")
     if isinstance(overflow, str) and overflow == "truncate" and corpus.trees is not None:
         buckets = as_buckets(buckets)
         corpus = truncate_groups(corpus, buckets[-1].length)
-    plan = Plan(corpus, buckets, **select_options(PLANNING, options))
+    plan = Plan(corpus, buckets, **planning)
     if warning := warn_of_overflow(plan.stages[0]):
         logger.warning(warning)
+    if positions is None and (warning := warn_of_positions(plan.stages[0])):
+        logger.warning(
+            f"{warning}, and a table of positions needs as many entries; if files of tokens have "
+            "no marks between documents, give the id that ends each (end=); else "
+            "positions='restart' begins each piece at 0, and positions='continue' stays so"
+        )
     batches = Batches(
         corpus,
         plan,
         sharding=sharding,
-        positions=positions,
+        positions=positions or "continue",
         transform=transform,
         context_order=context_order,
         features=features,
     )
-    return Loader(
+    batches = batches.note_fitted(fitted)
+    loader = Loader(
         batches.repeat(num_epochs),
         prefetch=prefetch,
         num_threads=num_threads,
         timeout_seconds=timeout_seconds,
     )
+    return _continue(loader, state)
 
 
-def _fit(
-    lengths: Any, sharding: Any, context_order: ContextOrder, options: Mapping[str, Any]
-) -> tuple[Bucket, ...]:
-    """Buckets that divide over the devices of `sharding`."""
-    rows, length = multiples(sharding, context_order)
-    several = math.lcm(128, length) if length > 1 else None
-    multiple: dict[str, Any] = {"row_multiple": rows, "length_multiple": several}
-    if isinstance(sharding, DynamicContext):
-        multiple["devices"] = sharding.devices
-    fitting = {"max_buckets": 4, **multiple, **options}
-    return fit_buckets(lengths, **select_options(FITTING, fitting))
+def _continue(loader: Loader, state: dict[str, Any] | None) -> Loader:
+    """The loader at a state; at the beginning if that is None."""
+    if state is not None:
+        loader.set_state(state)
+    return loader
 
 
 # Options of plans and loaders that a stream has in another way.
@@ -434,15 +459,25 @@ INSTEAD = {
 }
 
 
-def _make_stream(dataset: Any, buckets: Any, given: dict[str, Any]) -> PackedStream:
+def _make_stream(
+    dataset: Any, buckets: Any, given: dict[str, Any], state: dict[str, Any] | None
+) -> PackedStream:
     """The stream of a data set, with the options of `load`."""
     known = list_keywords(PackedStream)
     for name in given:
         if name in INSTEAD or name not in (*known, *FITTING):
             way = INSTEAD.get(name, "only a plan has it: prepare the data as a corpus")
             raise InvalidValue(f"{name} is given for a Grain data set; {way}")
-    if buckets is None:
-        sharding = None if given["sharding"] is None else batch_sharding(given["sharding"])
+    sharding = None if given["sharding"] is None else batch_sharding(given["sharding"])
+    options = select_options(known, given)
+    fitted = None
+    if buckets is None and state is not None:
+        of_state, saved = saved_setup(state)
+        buckets, fitted = keep_shapes(of_state, given, sharding, given["context_order"])
+        options = saved | options
+    elif buckets is None:
         lengths = read_lengths(dataset, given["features"], given.get("window", WINDOW), sharding)
-        buckets = _fit(lengths, sharding, given["context_order"], given)
-    return PackedStream(dataset, buckets, **select_options(known, given))
+        buckets, fitted = fit_shapes(lengths, sharding, given["context_order"], given)
+    stream = PackedStream(dataset, buckets, **options)
+    stream.setup = dataclasses.replace(stream.setup, fitted=fitted)
+    return stream

@@ -16,9 +16,11 @@ from pipeline.errors import InvalidState, InvalidValue, Late
 
 T = TypeVar("T")
 
-# Seconds to wait for a thread that was told to end.
+# Seconds to wait for a thread that was told to end: one in a batch ends in a moment, and one
+# that waits for a disk may never end, which must not keep the program.
 AT_MOST = 0.5
 
+# By the names of modules: an error says where in this package a thread is that does not end.
 PACKAGE = __name__.partition(".")[0] + "."
 
 

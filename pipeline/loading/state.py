@@ -9,7 +9,8 @@ It is small JSON, the same on every host and for any number of hosts:
 A plan that changes (`Plan.after`) has an entry for each of its stages, with what differs from the
 one before. If corpora join, an entry has the identity of all corpora so far, likewise.
 `"positions": "restart"` is there if batches are built with that option, and `"order"` if Grain
-slices or shuffles them: steps are then counted after that. The digest is that of all else.
+slices or shuffles them: steps are then counted after that. `"fitted"` is there if `load` chose the
+shapes: the number of devices, and the options of the choice. The digest is that of all else.
 """
 
 import contextlib
@@ -18,15 +19,24 @@ import itertools
 import json
 import operator
 import sys
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.errors import InvalidValue
+from pipeline.loading.fitting import Shapes, explain_shapes
+from pipeline.planning.bucket import Bucket
 from pipeline.planning.identity import apply, difference, fingerprint_of, flatten
 from pipeline.planning.lengths import take_first
-from pipeline.planning.plan import Plan
+from pipeline.planning.options import select_options
+from pipeline.planning.plan import PLANNING, Plan
 
 DEFAULTS: dict[str, Any] = {"positions": "continue", "order": []}  # those that states leave out
+
+RESTORE = (
+    ". Restore it with the plan, corpus and options that it was saved with, change that plan from "
+    "a later step on (plan.after), or start a new run in another directory"
+)
 
 
 class StateKey(NamedTuple):
@@ -41,11 +51,13 @@ class StateKey(NamedTuple):
     corpus: AnyCorpus | None = None  # None: states have no corpus
     positions: str = "continue"
     order: tuple[str, ...] = ()
+    fitted: Mapping[str, Any] | None = None  # how `load` chose the shapes; no plan depends on it
 
     def state(self, step: int) -> dict[str, Any]:
         """The data state after `step` batches."""
         state = {"step": int(step), "plans": _shorten(self._entries(step))}
         state |= {name: value for name, value in self._options if value != DEFAULTS[name]}
+        state |= {} if self.fitted is None else {"fitted": self.fitted}
         state["digest"] = fingerprint_of(state)
         return copy.deepcopy(state)  # who changes it changes no plan
 
@@ -67,15 +79,7 @@ class StateKey(NamedTuple):
             ValueError: `state` is not a data state, or belongs to another plan, corpus, positions
                 or order; the message names each part that differs, with both values.
         """
-        with contextlib.suppress(TypeError, ValueError, RecursionError):
-            # Whole numbers of NumPy are whole numbers.
-            state = json.loads(json.dumps(state, default=operator.index))
-        if not _is_state(state):
-            raise InvalidValue(
-                f"{str(state)[:200]!r} is not a data state, or was altered; one looks like "
-                "{'step': 12, 'plans': […], 'digest': '8c41…'}, and comes from get_state() or a "
-                "checkpoint's 'data' item"
-            )
+        state = _read(state)
         step, then = state["step"], state["plans"]
         if type(step) is not int or step < 0:
             raise InvalidValue(f"the state's step is {step!r}; it must be a whole number from 0")
@@ -88,11 +92,10 @@ class StateKey(NamedTuple):
         changes = differences(saved, dict(self._options))
         changes = changes or _changes(self._reach(step), _whole(then), self._entries(step))
         if changes:
+            fitted = explain_shapes(changes, state.get("fitted"), self.fitted)
             raise InvalidValue(
                 f"the state of step {step:,} belongs to another plan or corpus: "
-                f"{'; '.join(changes)}. Restore it with the plan, corpus and options that it was "
-                "saved with, change that plan from a later step on (plan.after), or start a new "
-                "run in another directory"
+                f"{'; '.join(changes)}{f'; {fitted}' if fitted else RESTORE}"
             )
         return step
 
@@ -103,6 +106,52 @@ class StateKey(NamedTuple):
     def _reach(self, step: int) -> int:
         """The step up to which the plan counts."""
         return sys.maxsize if self.order else step
+
+
+class Saved(NamedTuple):
+    """What a data state tells of the call of `load` that made its loader.
+
+    Attributes:
+        shapes: the buckets, and how they were chosen.
+        options: those of `Plan` at step 0, without `exclude`, `weights`, and the `window` of a
+            corpus that is planned at once.
+        corpora: the names of several corpora; empty for one.
+        positions: as for `load`.
+    """
+
+    shapes: Shapes
+    options: dict[str, Any]
+    corpora: tuple[str, ...]
+    positions: Any
+
+    @classmethod
+    def of(cls, state: Any) -> "Saved":
+        """What `state` tells; a `ValueError` if it is not a data state."""
+        state = _read(state)
+        identity = _whole(state["plans"])[0]["identity"]
+        sides = identity.get("sides", ())
+        buckets = [Bucket.parse(text, sides) for text in identity["buckets"].split("+")]
+        options = select_options(PLANNING, identity)
+        return cls(
+            Shapes(buckets, state.get("fitted")),
+            {n: v for n, v in options.items() if (n, v) != ("window", None)},
+            tuple(identity.get("corpora", ())),
+            state.get("positions", DEFAULTS["positions"]),
+        )
+
+
+def _read(state: Any) -> dict[str, Any]:
+    """A data state as it is in JSON; a `ValueError` if it is none."""
+    with contextlib.suppress(TypeError, ValueError, RecursionError):
+        # Whole numbers of NumPy are whole numbers.
+        state = json.loads(json.dumps(state, default=operator.index))
+    if not _is_state(state):
+        raise InvalidValue(
+            f"{str(state)[:200]!r} is not a data state, or was altered; one looks like "
+            "{'step': 12, 'plans': […], 'digest': '8c41…'}, and comes from get_state() or a "
+            "checkpoint's 'data' item"
+        )
+    return state
 
 
 def _shorten(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:

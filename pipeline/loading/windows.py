@@ -26,14 +26,15 @@ from pipeline.corpus.side import Side
 from pipeline.errors import InvalidState, InvalidType, InvalidValue
 from pipeline.loading.batches import Batches
 from pipeline.loading.exchange import Exchange
+from pipeline.loading.fitting import Shapes, explain_shapes
 from pipeline.loading.reports import as_error
 from pipeline.loading.state import differences
 from pipeline.planning.balance import balance
-from pipeline.planning.bucket import Bucket
+from pipeline.planning.bucket import Bucket, Fitted
 from pipeline.planning.identity import fingerprint_of
 from pipeline.planning.layout import FlatRows, lay_out, sum_rows
 from pipeline.planning.options import VERSION as PLAN_VERSION
-from pipeline.planning.options import Options
+from pipeline.planning.options import Options, select_options
 from pipeline.planning.order import Purpose, permutation, random_bits, random_key, sort_by_group
 from pipeline.planning.pieces import merge_spans
 from pipeline.planning.planned import PlannedBatch
@@ -53,7 +54,12 @@ MARK = 32
 
 # The parts of a state: whole numbers from 0, and others.
 COUNTS = ("window", "step", "within", "lost", "read", "mark", "host")
-STATE = (*COUNTS, "carried", "lengths", "identity", "source")
+STATE = (*COUNTS, "carried", "lengths", "identity", "fitted", "source")
+
+RESTORE = (
+    ". Give the options, the number of hosts and the host that it was saved with; only a prepared "
+    "corpus continues on another number of hosts"
+)
 
 # If hosts have less than this share of their full batches in common, they all use the longest
 # bucket: each window would move few examples, and be packed for few batches.
@@ -72,6 +78,7 @@ class Setup:
         features: the schemas of the columns beside the tokens.
         hosts: the processes that share the rows of batches.
         host: the place of this process among them.
+        fitted: how `load` chose the shapes, as in `StateKey`; nothing depends on it.
     """
 
     batches: Batches
@@ -81,6 +88,7 @@ class Setup:
     features: Mapping[str, Feature]
     hosts: tuple[int, ...]
     host: int
+    fitted: dict[str, Any] | None = None
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -97,26 +105,43 @@ class Setup:
 
     def check(self, state: Any) -> dict[str, Any]:
         """A copy of the state of an iterator; one of another stream or host is refused."""
-        try:
-            if state["digest"] != digest_of_state(state):
-                raise ValueError("it was changed")
-            known = {name: copy.deepcopy(state[name]) for name in STATE}
-            if not all(type(known[name]) is int and known[name] >= 0 for name in COUNTS):
-                raise ValueError("a count is no whole number from 0")
-            decode_spans(known["carried"], 2 + len(self.options.names))
-            then = {**known["identity"], "host": known["host"]}
-        except (KeyError, TypeError, ValueError, zlib.error) as error:
-            raise InvalidValue(
-                f"{str(state)[:200]!r} is not the state of a PackedStream; give one that "
-                "get_state() of its iterator returned"
-            ) from error
+        known = read_state(state)
+        then = {**known["identity"], "host": known["host"]}
         if changes := differences(then, {**self.identity, "host": self.host}):
+            fitted = explain_shapes(changes, known["fitted"], self.fitted)
             raise InvalidValue(
                 f"the state of step {known['step']:,} belongs to another stream: "
-                f"{'; '.join(changes)}. Give the options, the number of hosts and the host that it "
-                "was saved with; only a prepared corpus continues on another number of hosts"
+                f"{'; '.join(changes)}{f'; {fitted}' if fitted else RESTORE}"
             )
         return known
+
+
+def read_state(state: Any) -> dict[str, Any]:
+    """A copy of the state of an iterator; a `ValueError` if it is none."""
+    try:
+        if state["digest"] != digest_of_state(state):
+            raise ValueError("it was changed")
+        known = {name: copy.deepcopy(state[name]) for name in STATE}
+        if not all(type(known[name]) is int and known[name] >= 0 for name in COUNTS):
+            raise ValueError("a count is no whole number from 0")
+        decode_spans(known["carried"], 2 + len(Bucket(*known["identity"]["buckets"][-1]).lengths))
+    except (KeyError, TypeError, ValueError, zlib.error) as error:
+        raise InvalidValue(
+            f"{str(state)[:200]!r} is not the state of a PackedStream; give one that get_state() "
+            "of its iterator returned"
+        ) from error
+    return known
+
+
+def saved_setup(state: Any) -> tuple[Shapes, dict[str, Any]]:
+    """The shapes of a state, and the options of its `PackedStream`; an error if it is none."""
+    known = read_state(state)
+    names = ("packing", "overflow", "max_segments", "align", "cost", "seed", "window", "ending")
+    identity = known["identity"]
+    buckets = [Bucket(*shape) for shape in identity["buckets"]]
+    model = select_options(("attention", "width"), identity)
+    options = select_options((*names, "positions"), identity)
+    return Shapes(Fitted.of(buckets, model), known["fitted"]), options
 
 
 def pack_rows(spans: np.ndarray, options: Options, buckets: Sequence[Bucket]) -> list[FlatRows]:
@@ -264,9 +289,20 @@ class HostWindows:
         while len(self._marks) > 1 and self._marks[1][0] <= oldest:
             del self._marks[0]
         mark, source = self._marks[0]
-        counts = window, step, 0, lost, self._read, mark, self._setup.host
-        more = encode_spans(self._carried), "", self._setup.identity, source
-        return dict(zip(STATE, counts + more, strict=True))
+        return {
+            "window": window,
+            "step": step,
+            "within": 0,
+            "lost": lost,
+            "read": self._read,
+            "mark": mark,
+            "host": self._setup.host,
+            "carried": encode_spans(self._carried),
+            "lengths": "",  # a digest of the window's own, once it is packed
+            "identity": self._setup.identity,
+            "fitted": self._setup.fitted,
+            "source": source,
+        }
 
     # ---- reading
 

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pipeline.errors import InvalidValue, suggest_keywords
@@ -100,6 +100,17 @@ class Bucket:
 
     def __str__(self) -> str:
         return f"{self.rows}x{'/'.join(map(str, self.lengths))}"
+
+    @classmethod
+    def parse(cls, text: str, names: Sequence[str] = ()) -> "Bucket":
+        """The bucket whose `str` is `text`, with the names of its sides.
+
+        >>> Bucket.parse("64x512/128") == Bucket(rows=64, length=(512, 128))
+        True
+        """
+        rows, _, several = text.partition("x")
+        lengths = tuple(map(int, several.split("/")))
+        return cls(int(rows), lengths if len(lengths) > 1 else lengths[0], tuple(names))
 
 
 class Fitted(tuple[Bucket, ...]):

@@ -199,6 +199,21 @@ def warn_of_overflow(stage: Stage) -> str:
     )
 
 
+# Beyond so many positions, and this many rows, a table of positions is more than a mistake allows.
+FAR_POSITIONS, FAR_ROWS = 1 << 16, 64
+
+
+def warn_of_positions(stage: Stage) -> str:
+    """A sentence if pieces of examples have positions far beyond the longest row."""
+    most, row = stage.max_position, max(stage.options.buckets[-1].lengths)
+    if most < max(FAR_POSITIONS, FAR_ROWS * row):
+        return ""
+    return (
+        f"positions go up to {most:,} in rows of {row:,}, since the pieces of an example continue "
+        "its positions"
+    )
+
+
 def _tabulate_corpora(stage: Stage, counts: Counts) -> list[str]:
     names = stage.options.names
     alike = stage.options.by == "tokens" and names == PAIR[: len(names)]

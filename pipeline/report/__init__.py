@@ -13,12 +13,14 @@ from pipeline.report.dataset import (
 )
 from pipeline.report.figures import Figures, measure, measure_epoch
 from pipeline.report.page import format_page
+from pipeline.report.run import Run, read_run
 from pipeline.report.text import format_text
 
 __all__ = [
     "Dataset",
     "Figures",
     "Options",
+    "Run",
     "format_page",
     "format_text",
     "from_corpus",
@@ -27,4 +29,5 @@ __all__ = [
     "measure",
     "measure_epoch",
     "open_dataset",
+    "read_run",
 ]

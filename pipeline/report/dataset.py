@@ -11,7 +11,7 @@ from etils import epath
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.opening import open_corpus
 from pipeline.corpus.stored.directory import MANIFEST
-from pipeline.corpus.tokens.formats import recognise
+from pipeline.corpus.token_formats import recognise
 from pipeline.errors import InvalidValue, Missing, StorageError, suggest_option
 from pipeline.fs.atomic import as_path
 from pipeline.planning.bucket import PAIR, Bucket
@@ -19,6 +19,7 @@ from pipeline.planning.fit import fit_buckets
 from pipeline.planning.lengths import as_lengths, weigh
 from pipeline.planning.options import by_side, list_keywords, select_options
 from pipeline.planning.plan import PLANNING, Plan
+from pipeline.report.run import Run
 
 # Lengths in a file of counts must be below this, and their number at most this: 16 GiB.
 MOST = 1 << 32
@@ -86,6 +87,7 @@ class Dataset:
     corpus: AnyCorpus | None = None  # None for lengths alone and several paths
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of a config
     plan: Plan | None = None  # of a run, with all its changes; None: the report makes one
+    run: Run | None = None  # what the log of the run says
 
     @property
     def side_names(self) -> tuple[str, ...]:
@@ -112,8 +114,13 @@ def from_corpus(corpus: AnyCorpus, name: str, options: Mapping[str, Any] | None 
     return Dataset(name, corpus.lengths, corpus, options or {})
 
 
-def from_run(corpus: AnyCorpus, name: str, plan: Plan, batches: Mapping[str, Any]) -> Dataset:
-    """The dataset of a run, with its last plan; `batches` are those of its config, if any."""
+def from_run(
+    corpus: AnyCorpus, name: str, plan: Plan, batches: Mapping[str, Any], run: Run | None = None
+) -> Dataset:
+    """The dataset of a run, with its last plan; `batches` are those of its config, if any.
+
+    `run` is what its log says, if there is one.
+    """
     options, buckets = select_options(FITTING, batches), plan.options.buckets
     others = ("weights", "by", "exclude")
     options |= plan.options.as_json([option for option in PLANNING if option not in others])
@@ -123,7 +130,7 @@ def from_run(corpus: AnyCorpus, name: str, plan: Plan, batches: Mapping[str, Any
     costs = plan.options.cost
     most = max(bucket.rows * weigh(bucket.lengths, costs) for bucket in buckets)
     options.setdefault("tokens_per_batch", int(most))
-    return dataclasses.replace(from_corpus(corpus, name, options), plan=plan)
+    return dataclasses.replace(from_corpus(corpus, name, options), plan=plan, run=run)
 
 
 def from_lengths(name: str, lengths: np.ndarray) -> Dataset:

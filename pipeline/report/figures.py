@@ -13,6 +13,7 @@ from pipeline.planning.lengths import histogram, weigh
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
 from pipeline.report.dataset import Dataset, Options
+from pipeline.report.run import Run
 from pipeline.report.strategies import (
     PLAIN,
     Strategy,
@@ -70,14 +71,16 @@ class Epoch:
 class Figures:
     """All figures of a report.
 
-    `sides` are the lengths on each side, `ran` is whether the plan is that of a run, `plan` is an
-    epoch of it, and `strategies` are ways to make batches, from the most work to the least.
+    `sides` are the lengths on each side, `ran` is whether the plan is that of a run, `run` is what
+    the log of that run says, `plan` is an epoch of the plan, and `strategies` are ways to make
+    batches, from the most work to the least.
     """
 
     name: str
     options: dict[str, Any]
     sides: list[Side]
     ran: bool
+    run: Run | None
     plan: Epoch
     strategies: list[Strategy]
 
@@ -115,6 +118,7 @@ def measure(
         options={n: value for n, value in options.items() if n not in ("buckets", "exclude")},
         sides=[measure_side(dataset, *each) for each in sides],
         ran=dataset.plan is not None,
+        run=dataset.run,
         plan=measure_epoch(plan, width, getattr(dataset.corpus, "trees", None)),
         strategies=sorted(others + ours, key=lambda each: -each.work[attention]),
     )

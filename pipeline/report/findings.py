@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from pipeline.errors import counted
 from pipeline.planning.bucket import Bucket
 from pipeline.report.figures import Epoch, Figures, Side
-from pipeline.report.strategies import BUCKETS, Strategy
+from pipeline.report.run import Run
+from pipeline.report.strategies import BUCKETS, MOST_SHAPES, Strategy
 from pipeline.report.tiers import TIERS
 
 
@@ -35,7 +36,8 @@ def findings(figures: Figures) -> list[str]:
     plan = figures.plan
     return [
         _about_plan(figures),
-        _about_rival(figures),
+        *(_about_run(figures.run) if figures.run else []),
+        *_about_ways(figures),
         *_about_buckets(figures),
         *_about_sides(plan),
         *about_tiers(plan),
@@ -58,18 +60,54 @@ def find_ours(figures: Figures) -> Strategy:
     return next(each for each in figures.strategies if (each.packing, each.buckets) == wanted)
 
 
-def _about_rival(figures: Figures) -> str:
-    attention = figures.options["attention"]
-    ours = find_ours(figures)
-    *others, rival = [each for each in figures.strategies if each.packing is None]
-    ratio = ours.work[attention] / rival.work[attention]
-    least = f", which needs the least of the {1 + len(others)} other ways" if others else ""
-    return (
-        f"Lockstep with {counted(len(ours.buckets), 'bucket')} needs {percent(abs(1 - ratio))} "
-        f'{"less" if ratio < 1 else "more"} work per token than "{rival.name}"{least}: '
-        f"{ours.work[attention]:.3f} against {rival.work[attention]:.3f} units, with "
-        f"{percent(ours.padding)} against {percent(rival.padding)} padding."
-    )
+def _about_ways(figures: Figures) -> list[str]:
+    """The best of the ways that a run can use; and the others, with what they cost."""
+    attention, ours = figures.options["attention"], find_ours(figures)
+    documents = max(figures.sides[-1].examples - figures.sides[-1].empty, 1)
+    best_first = figures.strategies[::-1]
+    usable = [each for each in best_first if each.usable]
+    theirs = [each for each in usable if each.packing is None]
+    others = [each for each in best_first if not each.usable]
+
+    def compare(way: Strategy, to: Strategy) -> str:
+        ratio = way.work[attention] / to.work[attention]
+        if ratio >= 2:
+            return f"{ratio:.1f} times as much"
+        return f"{percent(abs(ratio - 1))} {'less' if ratio < 1 else 'more'}"
+
+    def price(way: Strategy) -> str:
+        costs = [f"{way.shapes:,} programs to compile"] * (way.shapes > MOST_SHAPES)
+        costs += ["unequal numbers of batches on hosts"] * (not way.equal)
+        more = way.cut > 2 * ours.cut  # than the documents that no row can hold
+        return list_words([*costs, *[f"{percent(way.cut / documents)} of documents cut"] * more])
+
+    best, limits = usable[0], f"at most {MOST_SHAPES} shapes, as many batches on every host"
+    told = f'Of the ways that a run can use ({limits}), "{best.name}" needs the least work, '
+    told += f"{best.work[attention]:.3f} units for each token"
+    if ours is not best:
+        told += f'; "{ours.name}" needs {compare(ours, best)}'
+    if theirs and theirs[0] is not best:
+        name = theirs[0].name
+        told += f'; the best that is not of Lockstep, "{name}", {compare(theirs[0], best)}'
+    prices = [f'"{each.name}" {compare(each, best)} ({price(each)})' for each in others]
+    return [f"{told}.", *[f"Others need, for a price: {'; '.join(prices)}."] * bool(prices)]
+
+
+def _about_run(run: Run) -> list[str]:
+    """Where the losses of a run went, and how long it waited."""
+    known = [loss for loss in run.loss if loss is not None]
+    if not known:
+        return []
+    told = f"The losses of the run went from {known[0]:.3f} to {known[-1]:.3f}"
+    if run.evaluations:
+        (_, first), (_, last) = run.evaluations[0], run.evaluations[-1]
+        told += f", those of evaluations from {first:.3f} to {last:.3f}"
+    if (waiting := run.summary.get("waiting")) is not None:
+        told += (
+            f". It waited for batches for {percent(waiting)} of its steps' time, and trained "
+            f"{run.summary['tokens_per_second']:,.0f} tokens a second"
+        )
+    return [f"{told}."]
 
 
 def _about_buckets(figures: Figures) -> list[str]:
@@ -127,6 +165,7 @@ def explain_strategies(figures: Figures) -> dict[str, str]:
         "padding": "positions that hold no token",
         "shapes": "of batches, each of which is compiled once",
         "batches": "of an epoch",
+        "hosts": "whether hosts that read documents of their own have equal numbers of batches",
         "cut": "documents in more than one segment",
         "dense": "the work of a layer for each token with attention over whole rows, where 1 is "
         f"that at a position without attention: a row of L costs L + L² / (6 × {width})",
@@ -140,13 +179,14 @@ def tabulate_strategies(figures: Figures) -> list[list[str]]:
     """The comparison: a row of headings, and a row for each strategy."""
     documents = figures.sides[-1].examples - figures.sides[-1].empty
     return [
-        ["strategy", "padding", "shapes", "batches", "cut", "dense", "segment"],
+        ["strategy", "padding", "shapes", "batches", "hosts", "cut", "dense", "segment"],
         *(
             [
                 each.name,
                 percent(each.padding),
                 f"{each.shapes:,}",
                 f"{each.batches:,}",
+                "equal" if each.equal else "unequal",
                 percent(each.cut / documents),
                 *(f"{each.work[kind]:.3f}" for kind in ("dense", "segment")),
             ]

@@ -3,13 +3,14 @@
 import datetime
 import importlib.metadata
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
 from pipeline.planning.bucket import Bucket
 from pipeline.report import findings
 from pipeline.report.figures import Figures, Side
+from pipeline.report.run import Run
 
 STYLE = """
 :root{color-scheme:light dark}
@@ -47,7 +48,8 @@ def format_page(figures: Figures, *, command: str, date: datetime.date) -> str:
     name, version = escape(figures.name), importlib.metadata.version("lockstep-pipeline")
     points = "".join(f"<li>{escape(text)}</li>" for text in findings.findings(figures))
     options = {**figures.options, "fingerprint": figures.plan.fingerprint}
-    body = [f"<h2>Strategies compared</h2>{_strategies(figures)}"]
+    body = [] if figures.run is None else [f"<h2>The run</h2>{_run(figures.run)}"]
+    body += [f"<h2>Strategies compared</h2>{_strategies(figures)}"]
     body += [f"<h2>The plan</h2><pre>{escape(figures.plan.printed)}</pre>"]
     for index, side in enumerate(figures.sides):
         buckets = [Bucket(*each["bucket"]).lengths[index] for each in figures.plan.buckets]
@@ -94,6 +96,80 @@ def _strategies(figures: Figures) -> str:
         f'<p class="soft">Work for each token with attention="{attention}":{legend}</p>'
         f'<div class="scroll"><table>{rows}</table></div>'
         f"{_definitions(findings.explain_strategies(figures))}"
+    )
+
+
+def _run(run: Run) -> str:
+    """The losses of a run, its waits for batches, its speed, and the end of its log."""
+    shown = _chart("Loss of training (line) and of evaluations (dots)", run.steps, run.loss, run)
+    for title, values in (
+        ("Waiting for batches, as a share of the time of the steps", run.waiting),
+        ("Tokens a second", run.tokens_per_second),
+    ):
+        if any(value is not None for value in values):
+            shown += _chart(title, run.steps, values, percentage=values is run.waiting)
+    if "seconds" in run.summary:
+        facts = {n: v for n, v in run.summary.items() if n != "seconds" and v not in (None, {})}
+        phases = (f"{value:,.0f} {name}" for name, value in run.summary["seconds"].items())
+        numbers = {name.replace("_", " "): _number(value) for name, value in facts.items()}
+        shown += _definitions({**numbers, "seconds": " · ".join(phases)})
+    names = [*dict.fromkeys(name for line in run.last_lines for name in line)]
+    head = "".join(f"<th>{escape(name)}</th>" for name in names)
+    rows = (
+        f"<tr>{''.join(f'<td>{escape(_number(line.get(n)))}</td>' for n in names)}</tr>"
+        for line in run.last_lines
+    )
+    return (
+        f"{shown}<details><summary>The last {len(run.last_lines):,} lines of its log</summary>"
+        f'<div class="scroll"><table><tr>{head}</tr>{"".join(rows)}</table></div></details>'
+    )
+
+
+def _number(value: Any) -> str:
+    """A value of a log, with up to four digits.
+
+    >>> [_number(value) for value in (0.00012344, 4573.27, 150, None, "16x256")]
+    ['0.0001234', '4,573', '150', '–', '16x256']
+    """
+    if isinstance(value, float) and math.isfinite(value):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_number(inner)}" for name, inner in value.items()) or "–"
+    return "–" if value is None else f"{value:,}" if isinstance(value, int) else f"{value}"
+
+
+def _chart(
+    title: str,
+    steps: Sequence[int],
+    values: Sequence[float | None],
+    run: Run | None = None,
+    *,
+    percentage: bool = False,
+) -> str:
+    """A line of the values of some steps; with the evaluations of a run as dots."""
+    dots = [] if run is None else [each for each in run.evaluations if math.isfinite(each[1])]
+    known = [(step, each) for step, each in zip(steps, values, strict=True) if each is not None]
+    heights = [value for _, value in (*known, *dots)]
+    if not heights:
+        return ""
+    low, high = (0.0 if run is None else min(heights)), max(heights)
+    last = max(1, *(step for step, _ in (*known, *dots)))
+
+    def place(step: int, value: float) -> str:
+        share = (value - low) / (high - low) if high > low else 0.5
+        return f"{WIDTH * step / last:.1f} {HEIGHT * (1 - share):.1f}"
+
+    line = "L".join(place(*each) for each in known)
+    marks = (place(*each).split() for each in dots)
+    circles = "".join(f'<circle cx="{x}" cy="{y}" r="3" fill="#e8792b"/>' for x, y in marks)
+    top, bottom = (f"{v:.1%}" if percentage else _number(float(v)) for v in (high, low))
+    return (
+        f'<p class="soft">{title}, from {bottom} to {top}, by step:</p>'
+        f'<svg role="img" aria-label="{title}" viewBox="-20 -6 {WIDTH + 40} {HEIGHT + 28}">'
+        f'<path fill="none" stroke="#4e79a7" stroke-width="1.5" d="M{line or "0 0"}"/>{circles}'
+        f'<path stroke="currentColor" opacity=".4" d="M0 {HEIGHT}H{WIDTH}"/>'
+        f'<text x="0" y="{HEIGHT + 14}">0</text>'
+        f'<text x="{WIDTH}" y="{HEIGHT + 14}">{last:,}</text></svg>'
     )
 
 

@@ -19,7 +19,8 @@ BUCKETS = (1, 2, 3, 4, 6)  # numbers of buckets that are compared
 UNPACKED = 4  # buckets of the plan with one example a row
 ROWS, WINDOW = 32, 320  # of batches with a fixed number of rows
 READ_AHEAD = 10_000  # examples that are sorted before a budget of tokens cuts them
-APART = "hosts that read their own documents have different numbers of batches"
+# A run can use a strategy with at most so many shapes, each of which is a program to compile.
+MOST_SHAPES = 16
 SAMPLE = 1_000_000  # examples that are simulated at most
 
 # In compared plans, each example comes once an epoch, also for a mixture.
@@ -37,8 +38,14 @@ class Strategy:
     batches: int
     cut: int  # documents in several segments
     work: dict[str, float]  # of a layer per token, by kind of attention; see `weigh`
+    equal: bool = True  # whether hosts that read documents of their own have as many batches each
     packing: str | None = None  # of Lockstep's plan; None for other strategies
     buckets: Sequence[Any] = ()  # of Lockstep's plan, as JSON
+
+    @property
+    def usable(self) -> bool:
+        """Whether a run on several hosts can use it: with few shapes, and equal batches."""
+        return self.equal and self.shapes <= MOST_SHAPES
 
 
 def weigh(
@@ -87,7 +94,8 @@ def compare_others(
         _simulate(
             *(heights, np.full((len(heights), 1), row), documents[:, None], tokens, options),
             name="concatenate and split",
-            about=f"one sequence of tokens, cut every {row:,}, batches of {height}; {APART}",
+            about=f"one sequence of tokens, cut every {row:,}, batches of {height}",
+            equal=False,
             squares=squares,
             cut=round(cut * counts.sum() / len(documents)),
         ),
@@ -132,14 +140,20 @@ def compare_padding(
             pad_windows(pieces, ROWS, WINDOW),
         ),
         "token budget, read-ahead": (
-            f"{READ_AHEAD:,} read ahead and sorted, at most {budget:,} positions a batch; {APART}",
+            f"{READ_AHEAD:,} read ahead and sorted, at most {budget:,} positions a batch",
             read_ahead(pieces, budget),
         ),
     }
     squares = float(_scores(pieces.T.astype(float)).sum())
     return [
         _simulate(
-            *(*batches, pieces, tokens, options), name=name, about=about, squares=squares, cut=cut
+            *(*batches, pieces, tokens, options),
+            name=name,
+            about=about,
+            squares=squares,
+            cut=cut,
+            # Others have a fixed number of examples in each batch.
+            equal=name != "token budget, read-ahead",
         )
         for name, (about, batches) in ways.items()
     ]

@@ -259,22 +259,25 @@ def _write_parts(
     begin, first, end = every.ranges[0][0], every.ranges[done][0], every.ranges[-1][-1] + 1
     loader.set_state(loader.batches.origin.state(first))
     results = _run(loader, step, end - first)
-    progress = Progress(end - begin, first - begin)
-    for number in range(done, len(every.ranges)):
-        found: dict[str, list[np.ndarray]] = {}
-        for now in every.ranges[number]:
-            planned, returned, waited = next(results)
-            jax.block_until_ready(returned)
-            if not leads:
-                continue
-            for name, value in values.items():
-                whole = np.asarray(returned[name].addressable_data(0))
-                found.setdefault(VALUE + name, []).append(value.cut(whole, planned))
-            found.setdefault(SEGMENTS, []).append(planned.segments)
-            progress.update(now + 1 - begin, planned.num_tokens, waited, f"{planned.bucket}")
-        if leads:
-            arrays = {name: np.concatenate(pieces) for name, pieces in found.items()}
-            every.write(number, arrays)
+    shown = None if leads else False
+    with contextlib.closing(
+        Progress("scoring", end - begin, first - begin, shown=shown)
+    ) as progress:
+        for number in range(done, len(every.ranges)):
+            found: dict[str, list[np.ndarray]] = {}
+            for now in every.ranges[number]:
+                planned, returned, waited = next(results)
+                jax.block_until_ready(returned)
+                if not leads:
+                    continue
+                for name, value in values.items():
+                    whole = np.asarray(returned[name].addressable_data(0))
+                    found.setdefault(VALUE + name, []).append(value.cut(whole, planned))
+                found.setdefault(SEGMENTS, []).append(planned.segments)
+                progress.update(now + 1 - begin, planned.num_tokens, waited, f"{planned.bucket}")
+            if leads:
+                arrays = {name: np.concatenate(pieces) for name, pieces in found.items()}
+                every.write(number, arrays)
 
 
 def _run(

@@ -15,6 +15,7 @@ import jax
 from etils import epath
 from jax.sharding import NamedSharding
 
+from pipeline.bar import Bar
 from pipeline.errors import DoesNotFit, InvalidValue
 from pipeline.fs import is_local
 from pipeline.planning.bucket import Bucket
@@ -109,12 +110,17 @@ class Compiled:
         self._step, self._state, self._held = step, state, bytes_on_device(held)
         self._options: dict[str, Any] = jit_options | {"donate_argnums": (0,) if donate else ()}
         choices = {bucket: self._choices(bucket, microbatches) for bucket in specs}
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            # Tracing needs this thread's mesh and Python; XLA itself compiles without the lock.
-            firsts = {
-                bucket: pool.submit(self._compile, self._lower(bucket, first), bucket, first)
-                for bucket, (first, *_) in choices.items()
-            }
+        shown = None if jax.process_index() == 0 else False
+        bar = Bar(
+            f"compiling {self.name}", total=len(specs), unit=" shape", shown=shown, log=logger
+        )
+        with bar, ThreadPoolExecutor(AT_ONCE) as pool:
+            firsts = {}
+            for bucket, (first, *_) in choices.items():
+                # Tracing needs this thread's mesh and Python; XLA itself compiles without the lock.
+                lowered = self._lower(bucket, first)
+                firsts[bucket] = pool.submit(self._compile, lowered, bucket, first)
+                firsts[bucket].add_done_callback(lambda _: bar.update())
             self.programs = {
                 bucket: self._fit(bucket, choices[bucket][1:], future.result())
                 for bucket, future in firsts.items()

@@ -29,6 +29,7 @@ class Accumulated(NamedTuple):
     inner: Any  # the state of the optimizer itself
     gradients: Any  # Σ gradients of weighted losses, as the parameters, in float32 at least
     weight: jax.Array  # Σ weights, a float32 scalar
+    value: jax.Array  # Σ weights × the values that `update` was given, a float32 scalar
     batches: jax.Array  # an int32 scalar
 
 
@@ -48,7 +49,8 @@ def accumulate(
     0.0
     -2.0
 
-    With one batch in an update, the state is that of `optimizer`.
+    With one batch in an update, the state is that of `optimizer`. If `value=` is given, the mean
+    loss of each batch, the optimizer gets that of all batches of an update.
     """
     import optax
 
@@ -59,7 +61,7 @@ def accumulate(
         inner = optimizer.init(params)
         if batches == 1:
             return inner
-        return Accumulated(inner, zeros(params), jnp.float32(0), jnp.int32(0))
+        return Accumulated(inner, zeros(params), jnp.float32(0), jnp.float32(0), jnp.int32(0))
 
     def update(gradients: Any, state: Any, params: Any = None, **more: Any) -> tuple[Any, Any]:
         if (weight := more.pop("weight", None)) is None:
@@ -69,7 +71,7 @@ def accumulate(
             )
         if batches == 1:
             return inner_optimizer.update(_divided(gradients, weight), state, params, **more)
-        now = _add(state, gradients, weight)
+        now = _add(state, gradients, weight, more.get("value", 0))
 
         def apply() -> tuple[Any, Accumulated]:
             return _apply(inner_optimizer, now, gradients, params, more)
@@ -107,7 +109,7 @@ def flush(
 
     `optimizer` is the argument of `accumulate` or `make_train_step`; `state` is that of the
     accumulating optimizer, with `make_train_step` `state["optimizer"]`. `more` is for the
-    optimizer, such as `value=`.
+    optimizer, which gets `value=` as in each update.
     """
     import optax
 
@@ -120,15 +122,20 @@ def flush(
             )
         return params, state
     inner_optimizer = optax.with_extra_args_support(optimizer)
-    updates, new = _apply(inner_optimizer, state, params, params, more)
+    updates, new = _apply(inner_optimizer, state, params, params, {"value": None, **more})
     after = optax.apply_updates(params, updates), new
     return jax.tree.map(functools.partial(jnp.where, state.batches > 0), after, (params, state))
 
 
-def _add(state: Accumulated, gradients: Any, weight: Any) -> Accumulated:
+def _add(state: Accumulated, gradients: Any, weight: Any, value: Any) -> Accumulated:
     """The state with one more batch in its sums."""
-    sums = jax.tree.map(add_to, state.gradients, gradients)
-    return Accumulated(state.inner, sums, add_to(state.weight, weight), state.batches + 1)
+    return Accumulated(
+        inner=state.inner,
+        gradients=jax.tree.map(add_to, state.gradients, gradients),
+        weight=add_to(state.weight, weight),
+        value=add_to(state.value, weight * value),
+        batches=state.batches + 1,
+    )
 
 
 def _apply(
@@ -137,8 +144,11 @@ def _apply(
     """The update by what is accumulated, in dtypes as those of `like`, and the state after it."""
     mean = _divided(state.gradients, state.weight)
     mean = jax.tree.map(lambda leaf, own: leaf.astype(own.dtype), mean, like)
+    if "value" in more:
+        more = {**more, "value": state.value / _divisor(state.weight)}
     updates, inner = optimizer.update(mean, state.inner, params, **more)
-    return updates, Accumulated(inner, zeros(mean), jnp.float32(0), jnp.int32(0))
+    none = jnp.float32(0)
+    return updates, Accumulated(inner, zeros(mean), none, none, jnp.int32(0))
 
 
 def _update_if(
@@ -165,10 +175,11 @@ def _update_if(
     inner_optimizer = optax.with_extra_args_support(optimizer)
     weight, others = more["weight"], {k: v for k, v in more.items() if k != "weight"}
     choose: Any = functools.partial(jnp.where, finite)
-    now = _add(state, gradients, weight)
+    now = _add(state, gradients, weight, more["value"])
     now = now._replace(
         gradients=jax.tree.map(choose, now.gradients, state.gradients),
         weight=choose(now.weight, state.weight),
+        value=choose(now.value, state.value),
         batches=choose(now.batches, state.batches),
     )
 
@@ -221,8 +232,7 @@ def make_train_step(
     Args:
         loss: from parameters and a batch to a sum and its divisor (Σ weights: of tokens, pairs or
             rollouts). With `most_segments` it must be linear in `loss_weights`.
-        optimizer: of optax; gets the gradients of the mean loss, and `value=`, the mean loss of
-            the last batch.
+        optimizer: of optax; gets the gradients of the mean loss of an update, and that as `value=`.
         accumulated: the number of steps whose gradients make one update.
         learning_rate: that of the optimizer, a function of the number of updates, for the values.
         loss_scale: for float16: the initial factor of losses, so that small gradients do not

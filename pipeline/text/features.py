@@ -77,8 +77,13 @@ def _hash_key(given: Any, what: str) -> np.ndarray:
     if isinstance(given, np.ndarray) and (given.dtype, given.shape) == KEY:
         return given  # of another corpus
     given = given.item() if isinstance(given, np.generic) else given
-    if isinstance(given, bool) or not isinstance(given, str | bytes | int):
-        raise InvalidValue(f"{what} is {given!r:.60}; a key is a text or a whole number")
+    is_text = isinstance(given, str | bytes)
+    if not (given.strip() if is_text else isinstance(given, int) and not isinstance(given, bool)):
+        raise InvalidValue(
+            f"{what} is {given!r:.60} ({type(given).__name__}); a key is a text or a whole number, "
+            "and not empty: convert others in the records, such as a date to text and 7.0 to 7, "
+            "give an entry of a dict a field of its own, and a record without a key one of its own"
+        )
     content = given if isinstance(given, bytes) else str(given).encode(errors="surrogatepass")
     return np.frombuffer(hashlib.sha256(content).digest()[:8], "<u4").astype(np.uint32)
 
@@ -325,7 +330,8 @@ def check_features(features: Mapping[str, Feature] | None) -> dict[str, Feature]
             )
         if not isinstance(name, str) or not name.isidentifier() or name in RESERVED:
             raise InvalidValue(
-                f"a feature is named {name!r}; a name has letters, digits and _, and is none of "
+                f"a feature is named {name!r}; a name is that of a field (give an entry of one a "
+                "field of its own in the records), has letters, digits and _, and is none of "
                 f"{', '.join(RESERVED)}, which batches have"
             )
     return found

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import InvalidValue
-from pipeline.text.values import NUMBERS, as_text, is_null, note, read_json
+from pipeline.text.values import NUMBERS, as_dict, as_text, is_null, note, read_json
 
 # Names that data sets give to the weight of a single turn.
 WEIGHTS_OF_TURNS = ("weight", "train", "trainable", "loss", "loss_mask")
 
+UNANSWERED = "have an answer without text, so a model learns to say nothing"
 NOT_RENDERED = "have {} {!r}, which the template does not render"
 
 # Fields beside the turns that are meant for the beginning of a chat.
@@ -30,11 +31,24 @@ def note_media(record: Mapping[str, Any]) -> None:
     Of a row of a table, whose columns are read when they are asked for, the names are enough.
     """
     for name in MEDIA:
-        if name in record and not (isinstance(record, dict) and _is_empty(record[name])):
+        if name in record and not (isinstance(record, dict) and is_empty(record[name])):
             note(NOT_RENDERED.format("a field", name), "pictures and sounds need templates.Slots")
 
 
-def _is_empty(value: Any) -> bool:
+def note_role(role: str, known: Sequence[str]) -> None:
+    """Notes a role that is not known, so that its turns have no loss."""
+    if role not in known and role != "human":
+        note("have turns of a role that is not known and has no weight", repr(role))
+
+
+def is_empty(value: Any) -> bool:
+    """Whether a field says nothing: it is null, or has no entries, or none but nulls by name."""
+    if value is None or isinstance(value, str):  # at once, as most values
+        return not value
+    if isinstance(value, Mapping):
+        return all(map(is_empty, value.values()))
+    if hasattr(value, "shape"):  # an array without axes has no length
+        return 0 in value.shape
     return is_null(value) or (hasattr(value, "__len__") and len(value) == 0)
 
 
@@ -112,7 +126,10 @@ def _as_turn(given: Any, what: str) -> Mapping[str, Any]:
         isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[0], str)
         for pair in turn
     ):
-        return dict(turn)  # as Arrow gives maps
+        try:
+            return as_dict(turn)  # as Arrow gives maps
+        except InvalidValue as error:
+            raise InvalidValue(f"{what}: {error}") from None
     raise _no_turns(turn, what)
 
 

@@ -6,7 +6,7 @@ import contextvars
 import decimal
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,8 +52,13 @@ def as_text(value: Any, what: str, null: str | None = None) -> str:
                 "with null='', which reads nulls as empty texts"
             )
         return null
-    if isinstance(value, NUMBERS) and not isinstance(value, bool) and math.isfinite(value):
-        return str(value)
+    if isinstance(value, NUMBERS) and not isinstance(value, bool):
+        if math.isfinite(value):
+            return str(value)
+        raise InvalidValue(
+            f"{what} holds float ({value!s:.60}), which is infinite; correct it, or write it as a "
+            "text, in quotes"
+        )
     raise InvalidValue(
         f"{what} holds {type(value).__name__} ({value!r:.60}), not text or a number; convert it to "
         "a string first, name another field or an entry such as {field[0]}, or give it a template, "
@@ -64,7 +69,10 @@ def as_text(value: Any, what: str, null: str | None = None) -> str:
 def name_fields(record: Mapping[Any, Any]) -> str:
     """The fields of a record for messages, spelt so that what cannot be seen is."""
     names = (
-        each if isinstance(each, str) and each.isprintable() else repr(each) for each in record
+        each
+        if isinstance(each, str) and each.isprintable() and each.strip() == each != ""
+        else repr(each)
+        for each in record
     )
     return ", ".join(names) or "none"
 
@@ -134,7 +142,7 @@ class Single(float):
     __slots__ = ()
 
     def __str__(self) -> str:
-        return str(np.float32(self))
+        return str(float(str(np.float32(self))))  # digits of 32 bits, in the notation of Python
 
 
 class Half(float):
@@ -143,7 +151,7 @@ class Half(float):
     __slots__ = ()
 
     def __str__(self) -> str:
-        return str(np.float16(self))
+        return str(float(str(np.float16(self))))
 
 
 def _as_number(text: str) -> float:
@@ -151,7 +159,12 @@ def _as_number(text: str) -> float:
     return number if repr(number) == text else Written(text)
 
 
-def _as_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _as_whole(text: str) -> float:
+    return Written(text) if text == "-0" else int(text)
+
+
+def as_dict(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """A dict of pairs of a key and a value; refuses a key that is there twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
         counts = collections.Counter(name for name, _ in pairs)
@@ -160,7 +173,11 @@ def _as_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-_JSON = json.JSONDecoder(object_pairs_hook=_as_dict, parse_float=_as_number)
+_JSON = json.JSONDecoder(object_pairs_hook=as_dict, parse_float=_as_number)
+# The same for text that may have -0, which is no integer; it is slow where there are many numbers.
+_JSON_OF_ZEROS = json.JSONDecoder(
+    object_pairs_hook=as_dict, parse_float=_as_number, parse_int=_as_whole
+)
 
 
 def read_json(text: str) -> Any:
@@ -173,7 +190,7 @@ def read_json(text: str) -> Any:
         ValueError: it is no JSON, or an object has a key twice.
     """
     try:
-        return _JSON.decode(text)
+        return (_JSON_OF_ZEROS if "-0" in text else _JSON).decode(text)
     except InvalidValue:
         raise
     except json.JSONDecodeError as error:
@@ -185,8 +202,10 @@ def read_json(text: str) -> Any:
         ) from None
 
 
-# The notes of the record that is read now, each with an example; None: nobody counts them.
+# The notes of the record that is read now, each with an example; None: nobody counts them. And the
+# fields of records that templates read meanwhile.
 _notes: contextvars.ContextVar[dict[str, str] | None] = contextvars.ContextVar("notes")
+_read: contextvars.ContextVar[set[str]] = contextvars.ContextVar("read")
 
 
 def note(about: str, example: str) -> None:
@@ -209,14 +228,73 @@ def is_inspecting() -> bool:
 
 
 @contextlib.contextmanager
-def collect_notes() -> Iterator[dict[str, str]]:
-    """The dict that `note` writes to inside the block, in this thread; see `take_notes`."""
+def collect_notes(read: set[str] | None = None) -> Iterator[dict[str, str]]:
+    """The dict that `note` writes to inside the block, in this thread; see `take_notes`.
+
+    `read` gets the names of the fields of records that templates read.
+    """
     notes: dict[str, str] = {}
-    before = _notes.set(notes)
+    before, read_before = _notes.set(notes), _read.set(set() if read is None else read)
     try:
         yield notes
     finally:
         _notes.reset(before)
+        _read.reset(read_before)
+
+
+class Watched(dict[str, Any]):
+    """A record that tells which of its fields are read; of one that is copied, all are."""
+
+    def __init__(self, record: Mapping[str, Any], read: set[str]):
+        super().__init__(record)
+        self._read = read
+
+    def __getitem__(self, name: str) -> Any:
+        self._read.add(name)
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:  # noqa: D102
+        self._read.add(name)
+        return super().get(name, default)
+
+    def pop(self, name: str, *default: Any) -> Any:  # noqa: D102
+        self._read.add(name)
+        return super().pop(name, *default)
+
+    def _all(self) -> dict[str, Any]:
+        self._read.update(super().keys())
+        return dict(super().items())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __or__(self, other: Any) -> Any:
+        return self._all() | other
+
+    def __ror__(self, other: Any) -> Any:
+        return other | self._all()
+
+    def __repr__(self) -> str:
+        return repr(self._all())
+
+    def keys(self) -> Any:  # noqa: D102
+        return self._all().keys()
+
+    def values(self) -> Any:  # noqa: D102
+        return self._all().values()
+
+    def items(self) -> Any:  # noqa: D102
+        return self._all().items()
+
+    def copy(self) -> dict[str, Any]:  # noqa: D102
+        return self._all()
+
+
+def watch(record: Any) -> Any:
+    """A record in a dict, which tells what is read of it if notes are collected."""
+    if isinstance(record, Watched) or not isinstance(record, dict) or not is_inspecting():
+        return record
+    return Watched(record, _read.get())
 
 
 def take_notes() -> dict[str, str]:

@@ -84,6 +84,7 @@ UNWRITABLE = (
         (["prepare", "FOLDER/words.txt", "--into", "FOLDER/words.txt/x"], UNWRITABLE),
         (["show", "a.bin", "--tokens", "flat", "end=1", "end=2"], "end= is given twice to --tok"),
         ([*PREPARE, "--template", "answer", "answer=a", "answer=b"], "answer= is given twice to"),
+        ([*PREPARE, "--key", ""], "a feature is named ''"),
         ([*PREPARE, "--task", "3", "--of", "3"], r"share is \(3, 3\); .* the numbers are 0"),
         ([*PREPARE, "--engine", "ray", "--workers", "3"], "--workers, .* need --engine proc"),
         (BODY, "name the field that holds the text with --field\n"),
@@ -120,6 +121,9 @@ def test_a_wrong_flag_is_a_usage_error(run):
     assert len(err) < 2000
     assert run()[0] == WRONG
     assert "unrecognized arguments: --foo" in run.refused("show", "x", "--foo")
+    for flag, *command in (["--key", *PREPARE], ["--step", "show", "x"], ["--html", "report", "x"]):
+        err = run.refused(*command, flag, "1", f"{flag}=1")
+        assert f"argument {flag}: it is given twice; remove one of the two" in err
 
 
 def test_a_defect_has_a_traceback_and_a_mistake_a_sentence(run, monkeypatch, capsys):

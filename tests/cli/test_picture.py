@@ -3,10 +3,9 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
-from pipeline import Corpus, Examples, Pairs, Plan, prepare
+from pipeline import Bucket, Corpus, Examples, Pairs, Plan, prepare
 from pipeline.cli.picture import GAP, MARGIN, WIDTH, draw
 from pipeline.cli.show import Shown
-from pipeline.planning.bucket import Bucket
 from pipeline.text.sources import Records
 from pipeline.text.tokenizers import Bytes
 

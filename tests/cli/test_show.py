@@ -3,9 +3,8 @@ import re
 
 import pytest
 
-from pipeline import Plan, prepare, prepare_pairs, templates
+from pipeline import Bucket, Plan, prepare, prepare_pairs, templates
 from pipeline.cli.show import COLOURS, Shown, printable
-from pipeline.planning.bucket import Bucket
 from pipeline.text.sources import Records
 from pipeline.text.tokenizers import Bytes
 

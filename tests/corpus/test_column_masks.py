@@ -64,19 +64,30 @@ def test_masks_whose_ones_mean_two_things_are_not_guessed(name, write):
     assert not opened(weights=()).weighted
 
 
-@pytest.mark.parametrize("of", [pa.list_(pa.int8()), pa.large_list(pa.bool_())])
-def test_a_number_for_each_token_that_is_not_read_is_said(of, write, caplog):
-    mask = pa.array([[0, 0, 1, 1], [0, 1], [], [1, 0, 0]]).cast(of)
-    ragged = pa.array([[0], [0, 1], [], [1, 0, 0]]).cast(of)
-    others = {"ragged": ragged, "score": [1, 2, 3, 4], "text": ["a", "b", "", "c"]}
-    others["logits"] = [[0.5] * len(row) for row in IDS]
-    others["nested"] = [[[1]] * len(row) for row in IDS]
-    opened = write({"input_ids": IDS, **others, "mine": mask, "type_ids": mask})
+def test_columns_that_are_not_read_are_said_with_their_types_once(write, caplog):
+    others = {
+        "loss_weights": [[0.0, 0.5, 1.0, 1.0], [0.0, 1.0], [], [1.0, 0.0, 0.0]],
+        "of_targets": [[0, 1, 1], [1], [], [0, 0]],
+        "prompt_length": [2, 1, 0, 1],
+        "signs": ["0011", "01", "", "100"],
+        "struct": [{"mask": [0] * len(row)} for row in IDS],
+        "bytes": [b"0011", b"01", b"", b"100"],
+    }
+    opened = write({"input_ids": IDS, **others})
     opened()
-    assert "not read, though with a number for each token: 'mine', 'type_ids'; if" in caplog.text
-    assert "give weights='mine'" in caplog.text
+    (line,) = (record.getMessage() for record in caplog.records)
+    for name, of in zip(
+        sorted(others), ("binary", "list<", "list<", "int64", "string", "struct<"), strict=True
+    ):
+        assert f"{name!r} ({of}" in line
     caplog.clear()
-    opened(weights="mine", features={"type_ids": Feature("inputs")})
+    with pytest.raises(ValueError, match=r"of_targets has other .*\(put a 0 before those of each"):
+        opened(weights="of_targets")
+    caplog.clear()
+    write({"input_ids": IDS, "labels": IDS, "loss_weights": others["loss_weights"]})(
+        weights="loss_weights", features={"labels": Feature("targets")}
+    )
+    write({"input_ids": IDS, "labels": IDS})(weights=())
     assert not caplog.text
 
 
@@ -178,12 +189,25 @@ def test_a_saved_data_set_with_indices_of_rows_that_it_keeps_is_refused(tmp_path
     folder = tmp_path / "tokens"
     save_to_disk(folder, {"a.arrow": [{"input_ids": [1, 2]}, {"input_ids": [3, 4]}]})
     state = json.loads((folder / "state.json").read_text())
-    listed = [{"filename": "indices.arrow"}]
-    for indices in (listed, None):  # version 1 writes None if all rows count
-        (folder / "state.json").write_text(json.dumps({**state, "_indices_data_files": indices}))
+    (file,) = state["_data_files"]
+    whole = (  # version 1 writes None if all rows count
+        {"_indices_data_files": None},
+        {"_data_files": [{**file, "skip": 0, "take": 2}]},
+        {"_data_files": [{**file, "skip": 0, "take": -1}], "_inplace_history": []},
+        {"_inplace_history": [{"transforms": []}]},
+    )
+    parts = (
+        {"_indices_data_files": [{"filename": "indices.arrow"}]},
+        {"_data_files": [{**file, "skip": 1, "take": 1}]},
+        {"_data_files": [{**file, "skip": 0, "take": 1}]},
+        {"_data_files": [{**file, "skip": 1}]},
+        {"_inplace_history": [{"transforms": [["rename_column_", ["a", "input_ids"], {}]]}]},
+    )
+    for more in (*whole, *parts):
+        (folder / "state.json").write_text(json.dumps({**state, **more}))
         for opened in (InPlace.arrow, sources.open_files, sources.ArrowFiles):
             for paths in (folder, folder / "*.arrow"):
-                if indices is None:
+                if more in whole:
                     assert len([*opened(paths)]) == 2
                     continue
                 with pytest.raises(ValueError, match=r"the indices of those that it keeps"):

@@ -12,10 +12,10 @@ import pytest
 from etils import epath
 
 from pipeline import InPlace, registry
-from pipeline.corpus import INPUTS
-from pipeline.corpus.tokens import arrow, npy, token_files
-from pipeline.corpus.tokens.formats import recognise
-from pipeline.corpus.tokens.token_files import signs
+from pipeline.corpus import INPUTS, token_files
+from pipeline.corpus.token_files import signs
+from pipeline.corpus.token_formats import recognise
+from pipeline.corpus.tokens import arrow, npy
 from pipeline.errors import UserError
 from tests.corpus.files import documents_of
 from tests.text.record_files import save_to_disk

@@ -90,13 +90,51 @@ def test_groups_that_truncation_makes_alike_are_left_out_and_counted(caplog):
     assert (
         "5 of 10 groups are left out: cut to 16 columns, their continuations are the" in caplog.text
     )
+    assert "1 of 10 group" in caplog.text
+    assert "stay, though cut to 16 columns some of their continuations are the same" in caplog.text
     assert "even with one token" not in caplog.text
     with load(corpus, buckets=[Bucket(1, 16)], overflow="truncate", num_epochs=1) as loader:
         assert sum(int(each["inputs_branch_ids"].max() > 0) for each in loader) == 5
     caplog.clear()
     assert (corpus.truncate(48).lengths > 0).all()
+    (line,) = (record.getMessage() for record in caplog.records)
+    assert "1 of 10 groups stay, though cut to 48 columns some of their" in line  # the eighth
+    caplog.clear()
+    apart = ([7], [[*beginning, 3], [*other, 4], [*beginning, 3], [*other[:9], 5]])  # equal before
+    assert Examples.from_groups([apart]).truncate(40).lengths.tolist() == [40]
     assert not caplog.text
     assert pickle.loads(pickle.dumps(cut)).lengths.tolist() == cut.lengths.tolist()
+
+
+def test_groups_that_are_alike_or_partly_so_are_those_of_the_definition(caplog):
+    rng, found = np.random.default_rng(3), [0, 0]
+
+    def draw():
+        middle = [5] * rng.integers(1, 9)
+        return [*rng.integers(0, 2, rng.integers(0, 2)).tolist(), *middle, int(rng.integers(0, 2))]
+
+    for _ in range(60):
+        pools = [[draw(), draw(), draw()] for _ in range(9)]
+        groups = [
+            ([7], [pool[n] for n in rng.integers(0, 3, rng.integers(1, 5))]) for pool in pools
+        ]
+        most, due = int(rng.integers(4, 30)), [0, 0]
+        corpus = Examples.from_groups(groups)
+        for (_, sides), columns in zip(groups, corpus.lengths.tolist(), strict=True):
+            room = most - columns + sum(map(len, sides))
+            if columns <= most or room < len(sides):
+                continue
+            stay = max(n for n in range(1, 99) if sum(min(len(each), n) for each in sides) <= room)
+            heads = {tuple(each[:stay]) for each in sides}
+            if len(heads) < len({*map(tuple, sides)}):
+                due[len(heads) > 1] += 1
+        caplog.clear()
+        corpus.truncate(most)
+        words = ("are left out: cut", "stay, though cut")
+        counts = [re.findall(rf"(\d+) of 9 groups {each}", caplog.text) for each in words]
+        assert [sum(map(int, each)) for each in counts] == due
+        found = [a + b for a, b in zip(found, due, strict=True)]
+    assert min(found) > 20
 
 
 def test_load_cuts_groups_and_documents_to_the_longest_bucket():
@@ -271,7 +309,9 @@ def test_records_without_a_preference_are_counted_and_left_out(tmp_path, caplog)
     records[20]["bad"] = ""
     options = {"template": TEMPLATE, "features": LENGTHS}
     corpus = prepare(Records(records), Bytes(), tmp_path / "b", **options)
-    for record, number in zip(caplog.records, (3, 20), strict=True):
+    unused, *left_out = caplog.records
+    assert "21 records, fields that are not used: 'margin' of 19;" in unused.message
+    for record, number in zip(left_out, (3, 20), strict=True):
         assert re.match(rf"1 of 21 .* are left out; the first: record {number}", record.message)
     assert np.flatnonzero(corpus.lengths == 0).tolist() == [3, 20]
     del records[20], records[3]

@@ -1,16 +1,19 @@
 """One look at a sample says what is not trained on, and changes nothing."""
 
 import collections
+import json
 
+import pyarrow as pa
 import pytest
 import tokenizers
+from pyarrow import feather
 
-from pipeline import prepare, prepare_pairs
+from pipeline import Feature, prepare, prepare_pairs
 from pipeline.corpus import Job
 from pipeline.corpus.preparing import inspect as inspect_module
 from pipeline.corpus.preparing.inspect import inspect
 from pipeline.text import templates
-from pipeline.text.sources import Records, TextFiles
+from pipeline.text.sources import ArrowFiles, Records, TextFiles
 from pipeline.text.templates import Function
 from pipeline.text.tokenizers import Bytes, HuggingFace
 from tests.corpus.files import contents
@@ -89,6 +92,94 @@ def test_notes_are_of_the_sample_and_said_once(source, tmp_path, caplog):
     caplog.clear()
     prepare(source, Bytes(), tmp_path / "c", **options)
     assert caplog.records == []
+
+
+def read_some(record):
+    return [(record["text"] + str(record.get("n", "")), 1.0)]
+
+
+def read_all(record):
+    return [({**record}["text"], 1.0)]
+
+
+def read_beside(record):
+    return [((record | {})["text"], 1.0)]
+
+
+def read_as_json(record):
+    return [(json.dumps(record), 1.0)]
+
+
+SOME = templates.Answer(prompt="{n}", answer="{text}")
+RECORDS = [
+    {"text": "a", "n": 1, "loss_mask": [0, 1], "url": None, "reward": 0.0},
+    {"text": "b", "n": 2, "loss_mask": [], "url": "x", "reward": False},
+    {"text": b"c", "loss_mask": None, "reward": 1},
+]
+
+
+@pytest.mark.parametrize(
+    ("template", "unused"),
+    [
+        (None, "'n' of 2, 'loss_mask' of 1, 'reward', 'url' of 1"),
+        (SOME, "'loss_mask' of 1, 'reward', 'url' of 1"),
+        (read_some, "'loss_mask' of 1, 'reward', 'url' of 1"),
+        (
+            templates.Preference(prompt=read_some, chosen="yes", rejected="not"),
+            "'loss_mask' of 1, 'rew",
+        ),
+        (read_all, None),
+        (read_beside, None),
+        (read_as_json, None),
+    ],
+)
+def test_fields_that_nothing_reads_are_said_once(template, unused, tmp_path, caplog):
+    records = RECORDS[:2] if template is SOME else RECORDS
+    options = {"template": template, "num_workers": 0, "progress": False}
+    prepare(Records(records), Bytes(), tmp_path / "c", **options)
+    assert len(caplog.records) == bool(unused), caplog.text
+    if unused:
+        due = unused.replace(" of 2", "") if template is SOME else unused
+        assert (
+            f"in a sample of {len(records)} records, fields that are not used: {due}" in caplog.text
+        )
+
+
+def test_values_of_a_template_that_no_feature_describes_are_said(tmp_path, caplog):
+    def advise(record):
+        spans = [(record["text"], 1.0, {"advantage": 0.5, "step": 1})]
+        return {"inputs": spans, "patches": {"patches": [[1], [2]], "extra": [1, 2]}}
+
+    features = {
+        "step": Feature("targets", dtype="int32"),
+        "patches": Feature("patches", shape=(1,), dtype="uint8"),
+    }
+    records, template = Records([{"text": "a"}] * 2), Function(advise, fingerprint="1")
+    prepare(records, Bytes(), tmp_path / "c", template=template, features=features, progress=False)
+    said = sorted(record.getMessage() for record in caplog.records)
+    about = (
+        "2 of 2 records have values of {!r} by the template, which no feature describes; the first"
+    )
+    assert [
+        about.format(name) in line for name, line in zip(("advantage", "extra"), said, strict=True)
+    ] == [True] * 2
+
+
+def test_a_field_that_is_a_feature_is_used(tmp_path, caplog):
+    reward = {"reward": Feature("example", dtype="float32")}
+    records = [{"text": "a", "reward": 0.5, "other": 1}]
+    prepare(Records(records), Bytes(), tmp_path / "c", features=reward, progress=False)
+    assert "1 record, fields that are not used: 'other'; if one decides what is" in caplog.text
+
+
+def test_columns_that_nothing_reads_are_said_and_stay_unread(tmp_path, caplog):
+    table = pa.table({"text": ["a", "b"], "n": [1, 2], "loss_mask": [[0], [1]]})
+    feather.write_feather(table, tmp_path / "a.arrow")
+    files = ArrowFiles(tmp_path / "a.arrow")
+    prepare(files, Bytes(), tmp_path / "c", template=SOME, num_workers=0, progress=False)
+    (line,) = (each.getMessage() for each in caplog.records)
+    assert "in a sample of 2 records, fields that are not used: 'loss_mask'; if one" in line
+    assert files.format._asked == {"text", "n"}
 
 
 def test_little_text_is_looked_at_where_records_are_large(tmp_path, monkeypatch):

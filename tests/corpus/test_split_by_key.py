@@ -1,5 +1,6 @@
 """Examples with one key are held out together, in any order and in any other corpus."""
 
+import datetime
 import pickle
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 from pipeline import Corpora, Corpus, Examples, Feature, Masked, prepare
 from pipeline.corpus import INPUTS, describe, make_corpus
-from pipeline.text.sources import Records
+from pipeline.text.sources import Csv, Records
 from pipeline.text.tokenizers import Bytes
 
 KEY = {"talk": Feature("example", key=True)}
@@ -83,12 +84,25 @@ def test_what_is_no_key_is_refused(tmp_path):
     for by in ("talk", "score"):
         with pytest.raises(ValueError, match=f"by is '{by}'.*it must be a feature of examples"):
             corpus.split(0.3, by=by)
-    for value in (0.5, None, ["a"], True):
-        with pytest.raises(ValueError, match="a key is a text or a whole number"):
+    for value in (0.5, 1.0, None, ["a"], True, "", " ", b"", {"id": 1}, datetime.date(2024, 1, 1)):
+        with pytest.raises(
+            ValueError, match=r"is .* \(\w+\); a key is a text or a whole number, and"
+        ):
             Examples({"tokens": [[1, 2]], "talk": [value]}, features=KEY)
     for options in ({"of": "inputs"}, {"of": "example", "dtype": "int32"}):
         with pytest.raises(ValueError, match="a key is of an 'example', and has none of these"):
             Feature(**options, key=True)
     same = Corpus.from_arrays({"tokens": [[1, 2]] * 9, "talk": [3] * 9}, tmp_path, features=KEY)
-    with pytest.raises(ValueError, match="by their talk none of the 9 examples is"):
+    with pytest.raises(ValueError, match="9 examples, which have 1 value of 'talk', would all be"):
         same.split(0.5, by="talk")
+    two = Examples({"tokens": [[1, 2]] * 9, "talk": [1, 2] * 4 + [1]}, features=KEY)
+    with pytest.raises(ValueError, match="talk none of the 9 examples, which have 2 values of 't"):
+        two.split(0.001, by="talk")
+    with pytest.raises(ValueError, match=r"give an entry of one a field of its own"):
+        Examples({"tokens": [[1, 2]], "meta.id": [1]}, features={"meta.id": KEY["talk"]})
+
+
+def test_rows_of_csv_without_a_key_are_refused_not_put_on_one_side(tmp_path):
+    (tmp_path / "a.csv").write_text("text,talk\nab,one\ncd,\n")
+    with pytest.raises(ValueError, match=r"a\.csv, line 3 .*talk is '' \(str\); a key is a text"):
+        prepare(Csv(tmp_path / "a.csv"), Bytes(), tmp_path / "c", features=KEY)

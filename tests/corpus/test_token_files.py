@@ -6,11 +6,12 @@ import pickle
 import struct
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline import InPlace
+from pipeline import InPlace, load
 from pipeline.corpus import INPUTS
 from pipeline.corpus.stored import cache
 from pipeline.corpus.tokens import flat
@@ -59,8 +60,18 @@ OUTSIDE = b'0,2,"a,\n""b",x,1\n5,7,"c",x,2\n'
         ("megatron", ".idx", lambda it: it + b"\0\1\0", "has other modes than text"),
         ("megatron", ".idx", lambda it: it[:34] + b"\3" + it[35:], "do not lie end to end"),
         ("megatron", ".idx", lambda it: it[:78] + b"\4" + it[79:], "into 3 sequences"),
-        ("megatron", ".bin", lambda it: it + it[:4], "a.idx is damaged.*not hold offsets into 7"),
-        ("flat", ".csv.gz", lambda _: gzip.compress(OUTSIDE), "documents outside of the 5 tokens"),
+        ("megatron", ".bin", lambda it: it + it[:4], "a.idx is cut short.*has 7 tokens.*for 6"),
+        ("megatron", ".bin", lambda it: it[:-8], "a.bin is cut short.*has 4 tokens.*for 6; copy"),
+        ("megatron", ".bin", lambda it: it[:-1], "a.bin is damaged, cut short"),
+        ("flat", ".csv.gz", lambda _: gzip.compress(OUTSIDE), "a.npy is cut.*5 tokens.*for 7"),
+        ("flat", ".npy", lambda it: it[:-2], "a.npy is cut short.*has 4 tokens.*for 5"),
+        (
+            "flat",
+            ".csv.gz",
+            lambda _: gzip.compress(b"0,3,x\n5,4,y\n"),
+            "a.csv.gz is damaged.*before they",
+        ),
+        ("flat", ".csv.gz", lambda it: it[:-9], "a.csv.gz cannot be unpacked"),
     ],
 )
 def test_damaged_files_are_refused(form, end, change, sentence, tmp_path):
@@ -71,6 +82,72 @@ def test_damaged_files_are_refused(form, end, change, sentence, tmp_path):
     name, options = {"megatron": ("a", {}), "flat": ("a.npy", {"dtype": "uint16"})}[form]
     with pytest.raises(ValueError, match=sentence):
         InPlace(form, tmp_path / name, **options)
+
+
+def test_the_file_that_is_cut_is_the_one_that_is_named(tmp_path):
+    tokens, offsets = tmp_path / "tokens.npy", tmp_path / "offsets.npy"
+    np.save(offsets, [0, 3, 5])
+    for kept, sentence in (
+        (5, None),
+        (4, "tokens.npy is cut short, or does not belong to .*offsets.npy: tokens.npy has 4 tok"),
+        (6, "offsets.npy is cut short, or does not belong to .*tokens.npy: tokens.npy has 6 tok"),
+    ):
+        np.save(tokens, np.arange(1, kept + 1))
+        raises = pytest.raises(ValueError, match=sentence) if sentence else contextlib.nullcontext()
+        with raises:
+            InPlace.npy([tokens, offsets])
+    np.save(tokens, np.arange(1, 6))
+    for path in (tokens, offsets):
+        whole = path.read_bytes()
+        for size in (len(whole) - 8, 60, 0):
+            path.write_bytes(whole[:size])
+            with pytest.raises(ValueError, match=rf"{path.name} is damaged, cut short.*whole .npy"):
+                InPlace.npy([tokens, offsets])
+        path.write_bytes(whole)
+
+
+def test_masks_that_are_short_are_named_with_their_tokens(tmp_path):
+    for name, ids in (("a", [1, 2, 3]), ("b", [4, 5, 3])):
+        np.array(ids, "<u2").tofile(tmp_path / f"{name}.bin")
+        np.ones(3, bool).tofile(tmp_path / f"{name}.mask")
+    (tmp_path / "b.mask").write_bytes(b"\1\1")
+    options = {"dtype": "uint16", "end": 3}
+    with pytest.raises(
+        ValueError, match=r"b.mask is cut short, .* to .*b.bin: it has 2 bytes for 3"
+    ):
+        InPlace.flat(tmp_path / "*.bin", weights=tmp_path / "*.mask", **options)
+    (tmp_path / "b.mask").unlink()
+    with pytest.raises(ValueError, match="there are 1 files of weights for 2 of tokens"):
+        InPlace.flat(tmp_path / "*.bin", weights=tmp_path / "*.mask", **options)
+
+
+def test_a_stream_of_arrow_that_ends_between_its_batches_is_told(tmp_path, caplog):
+    """Arrow takes such an end for that of the stream, so the rows after it would be missed."""
+    table, path = pa.table({"input_ids": [[1, 2, 3]] * 30}), tmp_path / "a.arrow"
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+        for batch in table.to_batches(max_chunksize=10):
+            at = file.tell()
+            writer.write_batch(batch)
+    assert len(InPlace.arrow(path)) == 30
+    assert not caplog.text
+    path.write_bytes(path.read_bytes()[:at])
+    assert len(InPlace.arrow(path)) == 20
+    assert "a.arrow ends without the mark that ends a stream of Arrow, after 20 rows" in caplog.text
+
+
+def test_positions_far_beyond_rows_are_told_with_the_cure(tmp_path, caplog):
+    """As of a file of tokens in which nothing marks the ends of documents."""
+    np.ones(70_000, "<u2").tofile(tmp_path / "a.bin")
+    corpus = InPlace.flat(tmp_path / "a.bin", dtype="uint16", end=(), vocab_size=9)
+    options = {"tokens_per_batch": 1024, "max_length": 256}
+    load(corpus, **options).close()
+    assert "positions go up to 69,998 in rows of 256" in caplog.text
+    assert "positions='restart' begins each piece at 0" in caplog.text
+    caplog.clear()
+    load(corpus, positions="continue", **options).close()
+    load(corpus, positions="restart", **options).close()
+    load(corpus, **options | {"max_length": 8192, "tokens_per_batch": 8192}).close()
+    assert not caplog.text
 
 
 @settings(deadline=None)
@@ -137,8 +214,22 @@ def test_a_mask_of_tokens_is_never_read_as_tokens_or_ignored(tmp_path):
     with pytest.raises(ValueError, match="are masks; give the files of tokens"):
         InPlace.flat(masks, **options, weights=())
     (tmp_path / "labels_mask_part_0000.npy").write_bytes(b"\1\0")
-    with pytest.raises(ValueError, match="weights have 2 bytes for 5 tokens"):
+    with pytest.raises(ValueError, match=r"labels_mask_part_0000.npy is cut .*2 bytes for 5 tok"):
         InPlace.flat(names, **options, weights=masks)
+
+
+def test_a_mask_that_datatrove_wrote_beside_its_tokens_is_not_ignored(tmp_path):
+    write_flat(tmp_path / "0.ds", [[1, 2, 9], [4, 9]], "uint16")
+    options = {"dtype": "uint16", "end": 9}
+    assert not InPlace.flat(tmp_path / "*.ds", **options).weighted
+    np.array([0, 1, 0, 1, 1], bool).tofile(tmp_path / "0.ds.loss")
+    with pytest.raises(
+        ValueError, match=r"0\.ds\.loss says .* weights='.*\*\.loss', or weights=\(\)"
+    ):
+        InPlace.flat(tmp_path / "*.ds", **options)
+    corpus = InPlace.flat(tmp_path / "*.ds", **options, weights=tmp_path / "*.loss")
+    assert weights_of(corpus) == [[1, 0], [1]]
+    assert not InPlace.flat(tmp_path / "*.ds", **options, weights=()).weighted
 
 
 def test_flat_files_whose_layout_is_unknown_are_refused(tmp_path, caplog):

@@ -33,7 +33,7 @@ def test_progress_shows_the_rates_since_its_last_line(monkeypatch, caplog):
     now = [100.0]
     monkeypatch.setattr(progress.time, "perf_counter", lambda: now[0])
     caplog.set_level("INFO", "pipeline")
-    shown = progress.Progress(6, 2)  # a run that goes on, after hours of waiting
+    shown = progress.Progress("training", 6, 2)  # a run that goes on, after hours of waiting
     for step, passed in ((3, 4.0), (4, 8.0), (5, 2.0), (6, 2.0)):
         now[0] += passed
         shown.update(step, 60, 1.5, "loss 1")

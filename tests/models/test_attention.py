@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.cudnn import fused_attention_stablehlo
 
 from models import attention, blocked, nvidia, splash
 from models.attention import choose, make_attention
@@ -16,6 +17,7 @@ from models.splash import splash_available
 from models.visibility import Visibility, by_segment, causal_until, segment_ends
 from pipeline.loading.sharding import column_order
 from tests.meshes import mesh_of
+from tests.processes import ROOT
 
 ORDERS = [(True, None), (False, None), (True, 7), (False, 7)]  # causal, window
 
@@ -314,7 +316,7 @@ class Packed(types.SimpleNamespace):
     @staticmethod
     def dot_product_attention(
         q, k, v, *, q_seqlen, kv_seqlen, q_offsets, kv_offsets, scale, mask_type,
-        sliding_window_length,
+        sliding_window_length=None,
     ):  # fmt: skip
         B, L, N, _ = q.shape
         S, places = k.shape[1], q_seqlen.shape[1]
@@ -395,6 +397,56 @@ def test_offsets_of_both_sides_ask_for_pairs_of_segments(monkeypatch):
     found = value_and_gradients(*inputs, q_ids, kv_ids, implementation="cudnn_packed", **options)
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+# ---- The calls of docs/attention.md.
+
+CALLS = [
+    "The mask",
+    "TPU: splash",
+    needs("TPU: splash, by tokamax", splash_available(), TOKAMAX),
+    "NVIDIA: cuDNN",
+    needs("NVIDIA: tokamax", splash_available(), TOKAMAX),
+    "Any device: blocks",
+]
+
+
+def function_of_page(name):
+    """The function of a section of the page, or of its second block, if it is for tokamax."""
+    page = (ROOT / "docs/attention.md").read_text()
+    section = re.search(rf"^## {name.removesuffix(', by tokamax')}\n(.*?)^## ", page, re.S | re.M)
+    blocks = re.findall(r"^```python\n(.*?)^```$", section[1], re.S | re.M)
+    code, *_ = blocks[name.endswith("by tokamax")].split("\n\n\nnames = ")
+    namespace = {}
+    exec(code, namespace)
+    return namespace["attend"]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_calls_of_the_page_equal_a_mask_forward_and_backward(name, monkeypatch):
+    monkeypatch.setattr(fused_attention_stablehlo, "MaskType", Packed.MaskType)
+    monkeypatch.setattr(
+        fused_attention_stablehlo, "dot_product_attention", Packed.dot_product_attention
+    )
+    ids = packed_ids(256, np.random.default_rng(11))[[0, 3]]
+    q, k, v, g = arrays(ids, ids, width=64)
+    real = (ids > 0)[..., None, None]
+    g = jnp.where(real, g, 0)  # as with loss weights
+    same, earlier = ids[:, :, None] == ids[:, None], np.tri(256, dtype=bool)
+    mask = (same & earlier & (ids > 0)[:, None])[:, None]
+    batch = {"inputs_segment_ids": ids, "inputs_positions": np.indices(ids.shape)[1]}
+    inputs = [batch if name == "The mask" else jnp.asarray(ids)]
+    if name == "NVIDIA: cuDNN":
+        inputs.append(jnp.asarray(offsets_of(ids, int(ids.max()))))
+    results = []
+    for attend in (
+        lambda *qkv: jax.nn.dot_product_attention(*qkv, mask=mask),
+        lambda *qkv: function_of_page(name)(*qkv, *inputs),
+    ):
+        out, pull_back = jax.vjp(attend, q, k, v)
+        results.append([jnp.where(real, out, 0), *(jnp.where(real, x, 0) for x in pull_back(g))])
+    for expected, found in zip(*results, strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
 # ---- Programs for accelerators, made on this machine.

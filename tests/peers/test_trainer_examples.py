@@ -1,6 +1,6 @@
 """The examples for other trainers, where these are installed: each runs, stops, and goes on.
 
-pip install google-tunix torch      # and MaxText, as docs/own_loop.md says; Python 3.12
+pip install google-tunix torch      # and MaxText, as docs/migration.md says; Python 3.12
 pytest -m slow tests/peers/test_trainer_examples.py
 """
 

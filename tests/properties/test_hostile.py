@@ -27,14 +27,13 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import pipeline
-from pipeline import sources, templates, tokenizers
+from pipeline import Plan, sources, templates, tokenizers
 from pipeline.corpus.corpus import Corpus
 from pipeline.corpus.in_place import InPlace
 from pipeline.corpus.stored.directory import MANIFEST
 from pipeline.errors import UserError
 from pipeline.history import RunLog, audit, read_history, write_history
 from pipeline.loading.state import StateKey
-from pipeline.planning.plan import Plan
 from pipeline.text.sources.source import sharded
 from tests.properties import hostile
 from tests.properties.accounts import assert_batch_fits, assert_each_position_once

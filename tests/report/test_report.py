@@ -1,5 +1,6 @@
 import dataclasses
 import datetime
+import json
 import re
 
 import numpy as np
@@ -16,6 +17,7 @@ from pipeline.report import (
     from_run,
     measure,
     measure_epoch,
+    read_run,
 )
 from pipeline.report.figures import measure_side
 from pipeline.report.findings import find_ours, findings
@@ -168,8 +170,91 @@ def test_pairs_are_compared_with_sorted_batches_and_a_budget_of_tokens(monkeypat
     padding = [each.padding for each in seen.strategies if each.packing is None]
     assert len(padding) == 4
     assert padding == sorted(padding, reverse=True)
-    (said,) = [text for text in findings(seen) if "other ways" in text]
-    assert 'than "token budget, read-ahead", which needs the least of the 4 other ways' in said
+    best, others = findings(seen)[1:3]
+    assert '"Lockstep, 1 bucket" needs the least work' in best
+    theirs = [each for each in seen.strategies if each.usable and each.packing is None]
+    assert f'the best that is not of Lockstep, "{theirs[-1].name}", ' in best
+    assert re.search(r'"token budget, read-ahead" .*unequal numbers of batches on hosts', others)
+
+
+def test_ways_that_no_run_can_use_are_named_after_those_that_it_can(figures):
+    """With at most 16 shapes, and as many batches on every host: the others have their price."""
+    usable = [each for each in figures.strategies if each.usable]
+    assert all(each.equal and each.shapes <= 16 for each in usable)
+    assert {each.name for each in figures.strategies if not each.equal} == {
+        "token budget, read-ahead",
+        "concatenate and split",
+    }
+    best = min(usable, key=lambda each: each.work["dense"])
+    first, others = findings(figures)[1:3]
+    assert f'"{best.name}" needs the least work, {best.work["dense"]:.3f} units' in first
+    for each in figures.strategies:
+        assert (f'"{each.name}" ' in others) == (not each.usable)
+    cheap = dataclasses.replace(usable[0], name="cheap", packing=None, work={"dense": 1.0})
+    seen = dataclasses.replace(figures, strategies=[*figures.strategies, cheap])
+    assert '"cheap" needs the least work, 1.000 units' in findings(seen)[1]
+    assert f'; "{find_ours(figures).name}" needs ' in findings(seen)[1]
+
+
+def write_log(folder, steps, evaluations=(), **more):
+    lines = [
+        {"step": n, "loss": 8.0 - n, "tokens": 10 * (n + 1), "seconds": 2.0, "waited": 0.5} | more
+        for n in range(steps)
+    ]
+    lines += [{"step": n, "eval_loss": loss} for n, loss in evaluations]
+    folder.mkdir(exist_ok=True)
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "metrics.jsonl").write_text(f'{text}{{"step": 3, "lo')  # cut short by a kill
+
+
+def test_the_log_of_a_run_is_measured(tmp_path, monkeypatch):
+    write_log(tmp_path, 4, [(0, 9.0), (4, 5.5), (2, None)])
+    run = read_run(tmp_path)
+    assert (run.steps, run.loss) == ([0, 1, 2, 3], [8.0, 7.0, 6.0, 5.0])
+    assert (run.waiting, run.tokens_per_second) == ([0.25] * 4, [5.0, 10.0, 15.0, 20.0])
+    assert run.evaluations == [(0, 9.0), (4, 5.5)]
+    assert (len(run.last_lines), run.summary) == (7, {})
+    monkeypatch.setattr(pipeline.report.run, "COLUMNS", 2)
+    monkeypatch.setattr(pipeline.report.run, "LAST", 3)
+    run = read_run(tmp_path)
+    assert run.steps == [0, 2]
+    assert run.loss == [(8 * 10 + 7 * 20) / 30, (6 * 30 + 5 * 40) / 70]
+    assert run.tokens_per_second == [30 / 4, 70 / 4]
+    assert len(run.last_lines) == 3
+    write_log(tmp_path / "nan", 2, loss=None)
+    assert read_run(tmp_path / "nan").loss == [None, None]
+    assert read_run(tmp_path / "none") is None
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "metrics.jsonl").write_text('{"step": 0, "loss": 3.0}\n')
+    assert read_run(tmp_path / "own").waiting == [None]
+
+
+def test_the_page_of_a_run_has_its_losses_its_waits_and_its_log(corpus, tmp_path):
+    plan = Plan(corpus, [Bucket(4, 64)])
+    dataset = from_run(corpus, "the run", plan, {})
+    plain = html(measure(dataset, Options(dataset.options)))
+    assert "The run</h2>" not in plain
+    write_log(tmp_path, 4, [(0, 9.0), (4, 5.5)], note="<b>")
+    (tmp_path / "summary.json").write_text(
+        json.dumps({"waiting": 0.25, "tokens_per_second": 12.5, "seconds": {"train": 6.0}})
+    )
+    seen = measure(dataclasses.replace(dataset, run=read_run(tmp_path)), Options(dataset.options))
+    text = html(seen)
+    assert "losses of the run went from 8.000 to 5.000, those of evaluations from 9.000" in text
+    assert "It waited for batches for 25.0% of its steps&#x27; time" in text
+    loss, waits, speed, _ = re.findall(r"<svg.*?</svg>", text, re.S)
+    # From 9 at the top to 5 at the bottom, over 4 steps in 400 units; dots are the evaluations.
+    assert 'd="M0.0 30.0L100.0 60.0L200.0 90.0L300.0 120.0"' in loss
+    assert re.findall(r'cx="([\d.]+)" cy="([\d.]+)"', loss) == [("0.0", "0.0"), ("400.0", "105.0")]
+    assert 'd="M0.0 0.0L' in waits
+    assert "from 0.0% to 25.0%" in text
+    assert 'L400.0 0.0"' in speed
+    assert text.count("<td>&lt;b&gt;</td>") == 4
+    assert "The last 6 lines of its log" in text
+    assert "6 train" in text
+    write_log(tmp_path, 1, loss=None)
+    alone = measure(dataclasses.replace(dataset, run=read_run(tmp_path)), Options(dataset.options))
+    assert "The run</h2>" in html(alone)
 
 
 @pytest.mark.slow

@@ -305,6 +305,21 @@ def test_wrong_fields_are_refused_before_anything_is_prepared(tmp_path, changes,
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("kind", ["sentencepiece", "bytes"])
+def test_records_without_their_text_name_the_flag_of_their_field(tmp_path, kind):
+    """As in README's command for text of one's own."""
+    path = tmp_path / "mine.jsonl"
+    path.write_text("".join(json.dumps({"content": f"a line {n}"}) + "\n" for n in range(80)))
+    changes = {"train.source": "", "train.files": str(path), "hold_out": 0.05}
+    config = changed(changes | {"tokenizer.kind": kind})
+    sentence = r"mine.jsonl, .*no field 'text' \(its fields: content\).* with --config.train.field="
+    with pytest.raises(ValueError, match=sentence):
+        prepare_corpora(config, tmp_path / "corpus")
+    config.train.field = "content"
+    config.tokenizer.vocab_size = 280
+    assert prepare_corpora(config, tmp_path / "corpus")[0].num_tokens
+
+
 def test_every_field_of_a_template_is_a_flag():
     values = absl.flags.FlagValues()
     argv = ["train.py", "--config=configs/quickstart.py", "--config.template.kind=preference"]

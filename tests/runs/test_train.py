@@ -44,6 +44,22 @@ def test_a_run_learns_and_compiles_each_bucket_once_and_nothing_after_the_start(
     assert list((whole / "tensorboard").iterdir())
 
 
+@pytest.mark.slow
+def test_a_run_ends_with_commands_that_can_be_pasted(whole, text, tmp_path):
+    output = (whole / "output").read_text()
+    assert f"the log and the checkpoints are in {whole}: metrics.jsonl" in output
+    commands = [line.strip() for line in output.splitlines() if line.startswith("  ")][-3:]
+    for command, said in zip(
+        commands, ("losses of the run", "usual", "losses are in"), strict=True
+    ):
+        here = command.replace("report.html", f"{tmp_path}/report.html")
+        ended = call("sh", "-c", here, **variables(text))  # where the run was started
+        assert ended.returncode == 0, ended.stderr[-3000:]
+        assert said in ended.stdout
+    assert "<h2>The run</h2>" in (tmp_path / "report.html").read_text()
+    assert (whole / "scores").is_dir()
+
+
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
 )

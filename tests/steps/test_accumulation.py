@@ -30,6 +30,13 @@ def problem(params, batch):
 CLIPPED = optax.chain(optax.clip_by_global_norm(0.1), optax.adamw(1e-2, weight_decay=0.1))
 
 
+def _scale_by_value(gradients, state, params, *, value, **_):
+    return jax.tree.map(lambda leaf: -1e-3 * value * leaf, gradients), state
+
+
+BY_VALUE = optax.GradientTransformationExtraArgs(optax.init_empty_state, _scale_by_value)
+
+
 def test_short_floats_are_added_up_in_float32():
     # In bfloat16, 256 + 1 is 256.
     one = jnp.full(3, 1, jnp.bfloat16)
@@ -154,6 +161,7 @@ def test_losses_of_segments_microbatches_and_a_loss_scale_change_no_update(colum
         (0, jnp.float32, CLIPPED),
         (1, jnp.bfloat16, CLIPPED),
         (3, jnp.float32, optax.sgd(1e-2)),
+        (3, jnp.float32, BY_VALUE),  # like reduce_on_plateau, it must be told the mean loss
         (2, jnp.bfloat16, optax.adamw(1e-2, mu_dtype=jnp.float32)),  # its updates are float32
     ],
 )

@@ -58,6 +58,10 @@ def of(**fields):
         ("Hi", "its messages is the text 'Hi': it is not valid JSON"),
         ('[{"role": "user", "role": "user"}]', "its messages .*: it has the key 'role' twice"),
         ([], "its messages are empty"),
+        (
+            [[("role", "user"), ("role", "tool")]],
+            "turn 0 of its messages: it has the key 'role' tw",
+        ),
         ({"role": ["user"], "content": ["Hi", "Yo"]}, "dict of lists that are not equally long"),
         ([{"from": "human", "value": "Hi"}], r"has no 'role' \(its keys: from, value\); .* role="),
         (of(role=""), "the role of turn 0 of its messages is ''"),
@@ -144,6 +148,91 @@ def test_what_a_template_does_not_render_is_counted_or_refused(tmp_path, caplog)
     assert strict({"messages": TURNS, "system": None, "tools": "", "functions": []})
     with pytest.raises(ValueError, match=r"turn 0 of its messages has 'reasoning' .* remove it"):
         strict(records[1])
+
+
+VALUES = (0, False, 0.0, True, 0.5, "x", ["x"], {"a": 1}, {"a": [None, 0]})
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_a_field_that_is_not_rendered_is_counted_whatever_its_value_is(value, tmp_path, caplog):
+    for messages, about, place in (
+        (of(mask=value), "turns with 'mask'", "turn 0 of its messages has"),
+        (
+            [{**TURNS[0], "content": [{**PARTS[0], "mask": value}]}],
+            "parts with 'mask'",
+            "a part of",
+        ),
+    ):
+        caplog.clear()
+        records = Records([{"messages": [*messages, TURNS[1]]}])
+        prepare(records, Bytes(), tmp_path / f"{value} {about}", template=PLAIN, progress=False)
+        (line,) = (record.getMessage() for record in caplog.records)
+        assert line.startswith(f"in a sample, 1 of 1 record have {about}, which the template does")
+        assert f"{place}" in line
+        assert repr(value) in line
+        with pytest.raises(ValueError, match=f"has 'mask' .*{re.escape(repr(value))}.* remove it"):
+            Chat(unknown="error")({"messages": messages})
+
+
+@pytest.mark.parametrize(
+    ("role", "is_said"), [("chatgpt", True), ("human", False), ("tool", False)]
+)
+def test_a_role_that_is_not_known_is_said(role, is_said, tmp_path, caplog):
+    records = Records([{"messages": [{"role": role, "content": "Hi"}, TURNS[1]]}] * 3)
+    prepare(records, Bytes(), tmp_path / "c", template=PLAIN, progress=False)
+    said = "3 of 3 records have turns of a role that is not known and has no weight; the first: rec"
+    assert (said in caplog.text, role in caplog.text) == (is_said, is_said)
+    caplog.clear()
+    weighed = Chat(before="{role}:", after="|", weights={role: 1.0})
+    prepare(records, Bytes(), tmp_path / "d", template=weighed, progress=False)
+    assert not caplog.text
+
+
+def test_an_answer_without_text_that_is_learnt_is_said(tmp_path, caplog):
+    said = (
+        "have an answer without text, so a model learns to say nothing; the first: record 0: turn 1"
+    )
+    for number, turn in enumerate(
+        ({"content": " \n"}, {"content": None}, {"content": "", "train": False})
+    ):
+        caplog.clear()
+        records = Records([{"messages": [TURNS[0], {"role": "assistant", **turn}, TURNS[1]]}] * 3)
+        template = Chat(before="{role}:", after="|", null="")
+        prepare(records, Bytes(), tmp_path / f"{number}", template=template, progress=False)
+        assert (said in caplog.text) == ("train" not in turn)
+
+
+def test_nulls_and_what_is_empty_say_nothing():
+    strict = Chat(unknown="error")
+    for value in (
+        None,
+        "",
+        [],
+        {},
+        float("nan"),
+        {"name": None, "arguments": None},
+        np.zeros((0, 2)),
+    ):
+        assert strict({"messages": of(mask=value)})
+    with pytest.raises(
+        ValueError, match=r"turn 0 of its messages has 'mask' \(array\(0\.\)\), which"
+    ):
+        strict({"messages": of(mask=np.array(0.0))})
+
+
+def test_parts_of_a_content_are_texts_and_null_stands_for_those_without():
+    none = {"type": "text", "text": None}
+    for content in ([], [none]):
+        with pytest.raises(
+            ValueError, match=r"turn 0 of its messages is (null|\[\]).* give .*null=''"
+        ):
+            PLAIN({"messages": of(content=content)})
+        assert Chat(before="", after="", null="")({"messages": of(content=content)})[1] == ("", 0)
+    for part in ({"type": "image", "image": "a.png"}, "Hi", None):
+        with pytest.raises(
+            ValueError, match=r"content of turn 0 .*and each part must be {'type': '"
+        ):
+            PLAIN({"messages": of(content=[PARTS[0], part])})
 
 
 def test_records_with_notes_cost_no_further_reading(tmp_path, monkeypatch, caplog):

@@ -78,13 +78,39 @@ def test_a_row_with_other_cells_than_names_is_refused_by_its_line(tmp_path):
         (b"text,,\none,two,three\n", 1, "its first row names '' twice"),
         (b"text,text\none,two\n", 1, "its first row names 'text' twice"),
         (b"text\rone\rtwo\r", 1, "new-line character seen in unquoted field"),
+        (b"text,n\none,1\ntext,n\ntwo,2\n", 3, "it repeats the names of the first row; files that"),
+        (
+            b"text,n\none,1\n\xef\xbb\xbftext,n\n",
+            3,
+            "it begins with a byte order mark; files that we",
+        ),
+        (b'text,n\n"\n",1\n\n\xef\xbb\xbf"a",2\n', 5, "it begins with a byte order mark; files"),
+        (b"sep=;\ntext;n\none;1\n", 1, "its first line, 'sep=;', tells spreadsheets the delimiter"),
+        (b"sep=,\ntext,n\none,1\n", 1, "its first line, 'sep=,', tells spreadsheets the delimiter"),
+        (
+            b"text;n\none;1\n",
+            1,
+            "its first row is one name, 'text;n'; give delimiter=';' if that is",
+        ),
+        (
+            b"text\tn\none\t1\n",
+            1,
+            r"is one name, 'text\tn'; give delimiter='\t' if that is between",
+        ),
+        (b"text,n\none,1\ntwo\0,2\n", 0, "UTF-16 without a mark, the first in line 3; remove them"),
     ],
 )
 def test_what_is_no_csv_is_refused_by_its_line(content, line, sentence, tmp_path):
     (tmp_path / "a.csv").write_bytes(content + b"more,2\n" * (line == 1))
-    with pytest.raises(ValueError, match=rf"a\.csv, line {line} ") as caught:
+    with pytest.raises(ValueError, match=rf"a\.csv, line {line} " if line else "a.csv ") as caught:
         list(Csv(tmp_path / "a.csv"))
     assert sentence in str(caught.value)
+
+
+def test_a_mark_inside_of_quotes_and_a_row_that_is_the_only_name_are_text(tmp_path):
+    (tmp_path / "a.csv").write_text('text\n"\ufeffa"\n"b\n\ufeffc"\ntext\n')
+    texts = [record["text"] for record in Csv(tmp_path / "a.csv")]
+    assert texts == ["\ufeffa", "b\n\ufeffc", "text"]
 
 
 def test_long_cells_blank_lines_and_files_without_rows_are_read(tmp_path):

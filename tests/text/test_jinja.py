@@ -179,6 +179,8 @@ def test_the_last_answer_may_be_the_only_one_with_loss(tokenizer):
         ("{{ messages[0].content | replace('<s>', '') }}", [turn("a<s>b")], "looks for marks in"),
         ("{{ messages[0].content }}", [turn(["a"])], "content of turn 0 .* as Python does"),
         ("{{ messages[0].content }}", [turn({"a": "b"})], "content of turn 0 .* as Python does"),
+        (CHATML, [turn([{"type": "text", "text": None}])], "turn 0 .* has a part without text"),
+        (CHATML, [turn([{"type": "text"}])], "turn 0 of its messages has a part without text"),
     ],
 )
 def test_what_cannot_be_spelt_is_refused(tokenizer, template, messages, sentence, tmp_path):
@@ -196,9 +198,13 @@ TURNED = GENERATION.replace(
     "{{ eos_token }}{% endgeneration %}", "{% endgeneration %}{{ eos_token }}"
 )
 NAMED = CHATML.replace("message.content", "message.content + (message.name or '')")
+ONE = "(message.content if message.content is string else message.content[0].text{})"
+PARTS = CHATML.replace("message.content", ONE.format(""))
+NAMES = CHATML.replace("message.content", ONE.format(" + message.content[0].name"))
 CUT = CHATML.replace("message.content", "message.content[1:]")
 CHANGED = "turns whose content the template changes or leaves out; the first: record 0: turn 0 of"
 LIST = [{"name": "f"}]
+CALL = [{"function": {"name": "f", "arguments": {"a": 1}}}]
 
 
 @pytest.mark.parametrize(
@@ -208,6 +214,20 @@ LIST = [{"name": "f"}]
         (GENERATION, TALK, {}, None),
         (NAMED, [turn("Hi", name="Jo"), TALK[1]], {}, None),
         (CHATML, [turn("Hi"), answer("Yo", tool_calls=LIST)], {}, "turns with 'tool_calls', which"),
+        (CHATML, [turn("Hi", mask=0), TALK[1]], {}, "turns with 'mask', which .* has 0"),
+        (CHATML, [turn("Hi"), answer("Yo", learn=False)], {}, "turns with 'learn', .* has False"),
+        (CHATML, [turn("Hi"), answer("Yo", learn={})], {}, None),
+        (CHATML, [turn("Hi"), answer("")], {}, "an answer without text, so .*: turn 1 of its mess"),
+        (CALLS, [turn("Hi"), answer("", tool_calls=CALL)], {}, None),
+        (CHATML, [turn("Hi", "model"), TALK[1]], {}, "turns of a role that is not .*: 'model'"),
+        (
+            PARTS,
+            [turn([{"type": "text", "text": "Hi", "train": False}]), TALK[1]],
+            {},
+            "parts with 't",
+        ),
+        (PARTS, [turn([{"type": "text", "text": "Hi", "n": None}]), TALK[1]], {}, None),
+        (NAMES, [turn([{"type": "text", "text": "Hi", "name": "Jo"}]), TALK[1]], {}, None),
         (TURNED, TALK, {}, "an answer that ends without a special token"),
         (CHATML.replace("in messages", "in messages[1:]"), TALK, {}, CHANGED),
         (CUT, [turn("ab"), TALK[1]], {}, f"{CHANGED} .* has 'ab'"),
@@ -292,6 +312,8 @@ def test_arguments_of_calls_are_objects_as_in_servers(arguments, text, tokenizer
     (spelt,) = learnt(jinja({"messages": talk}))
     assert spelt.strip().removesuffix("<|im_end|>").strip() == text
     assert ("have nulls inside of a field" in caplog.text) == (arguments == {"a": None})
+    said = "call whose arguments are no object, which a template may quote as a text; the first: re"
+    assert (said in caplog.text) == (arguments in ("[1]", "{"))
 
 
 def test_tools_are_read_as_they_are_stored(tokenizer):

@@ -126,6 +126,7 @@ def test_missing_files_of_a_numbered_set_are_told(tmp_path, caplog):
         ("no/no.txt", FileNotFoundError, "there is no file no/no.txt; check the path"),
         ("{a,b}.txt", FileNotFoundError, r"no file matches .*\{…\} is no pattern"),
         ("deep", ValueError, r"deep is a directory, and no .* with a glob such as deep/\*.txt"),
+        ("dee*", ValueError, r"dee\* is a directory, and no .* name its files with a glob"),
         ("bro*.txt", FileNotFoundError, "broken.txt is a link to nowhere, which does not exist"),
         ("self.txt", OSError, "self.txt cannot be opened: Too many levels of symbolic links"),
         ("locked.txt", PermissionError, "locked.txt cannot be read: permission denied"),

@@ -49,6 +49,7 @@ def test_each_line_is_in_one_shard_wherever_files_are_cut(
         whole = "".join(line + end for line, end in ends).encode()
         whole = whole if ended else whole.removesuffix(b"\n")
         assume(not describe(whole))  # such as PAR1
+        assume(b"\n" in whole or b"\r" not in whole.strip())  # see the test below
         (folder / f"{number}.txt{suffix}").write_bytes(compressed(whole, suffix))
         parts = whole.split(b"\n")
         for line in parts if parts[-1] else parts[:-1]:
@@ -62,6 +63,20 @@ def test_each_line_is_in_one_shard_wherever_files_are_cut(
         shards = source.shards()
         assert sum(shard.bytes for shard in shards) == sum(f.stat().length for f in source.files)
         assert texts_of(source) == due
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_file_whose_lines_end_in_carriage_returns_is_not_one_line(suffix, tmp_path):
+    for name, kind in (("a.txt", TextFiles), ("a.jsonl", JsonLines)):
+        path = tmp_path / f"{name}{suffix}"
+        path.write_bytes(compressed(b'{"text": 1}\r{"text": 2}\r', suffix))
+        with pytest.raises(
+            ValueError, match=r"line 1 .*only line has carriage returns; if they end"
+        ):
+            list(kind(path))
+    for content, lines in ((b"a\rb\n", ["a\rb"]), (b"a\r", ["a"]), (b"a\nb\rc", ["a", "b\rc"])):
+        path.write_bytes(compressed(content, suffix))
+        assert texts_of(TextFiles(path)) == lines
 
 
 def test_a_shard_is_found_from_sizes_alone(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ from pipeline.text import templates
 from pipeline.text.sources import ArrowFiles, tables
 from pipeline.text.sources import source as sizes
 from pipeline.text.sources.source import text_of
+from pipeline.text.values import collect_notes
 from tests.text.record_files import save_to_disk, write_table
 
 TURN = pa.struct([("role", pa.dictionary(pa.int8(), pa.string())), ("content", pa.string_view())])
@@ -56,6 +57,36 @@ def test_a_column_of_turns_may_have_any_layout(outer, kind, tmp_path):
     assert texts == ["<|user|>\nhi<|end|>\n<|assistant|>\nyo<|end|>\n"] * 3
 
 
+@pytest.mark.parametrize("of", [pa.float16(), pa.float32(), pa.float64()])
+def test_numbers_of_a_width_have_the_notation_of_python(of, tmp_path):
+    numbers = [60000.0, 2048.0, 0.0001, 0.00001, 0.25, -0.0]
+    source = write_table(tmp_path / "a.arrow", pa.table({"n": pa.array(numbers, of)}))
+    wanted = ["60000.0", "2048.0", "0.0001", "1e-05", "0.25", "-0.0"]
+    assert [text_of(row, "n") for row in source] == wanted
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_numbers_that_stand_for_names_are_said(kind, tmp_path):
+    labels = {
+        "label": {"names": ["bad", "good"], "_type": "ClassLabel"},
+        "text": {"_type": "Value"},
+    }
+    kept = {"huggingface": json.dumps({"info": {"features": labels}})}
+    table = pa.table({"text": ["a", "b"], "label": [1, 0]})
+    for metadata, said in ((kept, True), (None, False), ({"huggingface": "[]"}, False)):
+        source = write_table(tmp_path / f"a.{kind}", table.replace_schema_metadata(metadata))
+        for row in source:
+            with collect_notes() as notes:
+                assert text_of(row, "text") in "ab"
+                assert not notes
+                assert text_of(row, "label") in "01"
+            about = (
+                "have a number in 'label' whose name the file has, and a template gets the number"
+            )
+            assert [*notes] == [about] * said
+            assert not said or "of ['bad', 'good']" in notes[about]
+
+
 SHORT = [0.7, None, 0.1, 2.0]
 
 
@@ -68,14 +99,17 @@ def test_numbers_print_with_the_digits_of_their_width_wherever_they_are(of, kind
     columns = {
         "n": column,
         "dict": pa.array([{"a": {"n": each}} for each in values], pa.struct([("a", inner)])),
+        "map": pa.array([[("a", each)] for each in values], pa.map_(pa.string(), of)),
         "list": pa.array([[each] for each in values], pa.list_(of)),
     }
     source = write_table(tmp_path / f"a.{kind}", pa.table(columns))
     for row, number, exact in zip(source, SHORT, values, strict=True):
         assert row["n"] == exact
-        template = templates.Answer(prompt="{n} {dict[a][n]} ", answer="{list[0]}", null="-")
+        template = templates.Answer(
+            prompt="{n} {dict[a][n]} ", answer="{list[0]} {map[0][1]}", null="-"
+        )
         text = "-" if number is None else str(number)
-        assert templates.texts(template, row) == [" ".join([text] * 3)]
+        assert templates.texts(template, row) == [" ".join([text] * 4)]
 
 
 @pytest.mark.parametrize("kind", KINDS)

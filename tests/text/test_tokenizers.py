@@ -109,7 +109,7 @@ def test_training_is_deterministic_and_done_once(source, trained, tmp_path, monk
     assert again.fingerprint == trained.fingerprint
     other = train_sentencepiece(source, 410, tmp_path / "n.model")
     assert other.vocab_size == 410
-    for name in ("_sample", "_train"):  # nothing is read from now on
+    for name in ("Sample", "_train"):  # nothing is read from now on
         monkeypatch.setattr(training, name, None)
     assert train_sentencepiece(source, 400, tmp_path / "m.model").fingerprint == again.fingerprint
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
@@ -131,7 +131,7 @@ def test_a_large_source_is_sampled_all_over_by_the_seed(source, monkeypatch):
     monkeypatch.setattr(training, "SAMPLED", 20)
     monkeypatch.setattr(training, "SAMPLE_BYTES", 20)
     pairs = [(sharded(source), ["text"])]
-    samples = [list(training._sample(pairs, seed)) for seed in (0, 0, 1)]
+    samples = [list(training.Sample(pairs, seed)) for seed in (0, 0, 1)]
     assert samples[0] == samples[1] != samples[2]
     assert len(samples[0]) == 20
     places = [source.records.index(text) for text in samples[0]]
@@ -142,7 +142,7 @@ def test_a_large_source_is_sampled_all_over_by_the_seed(source, monkeypatch):
     monkeypatch.setattr(training, "SAMPLE_BYTES", 200 * total)
     for field in (["text"] * 2, lambda record: [record["text"]] * 2):
         twice = [text for text in source.records for _ in range(2)]
-        assert list(training._sample([(sharded(source), field)], 0)) == twice
+        assert list(training.Sample([(sharded(source), field)], 0)) == twice
 
 
 def test_a_vocabulary_of_an_impossible_size_is_refused(source, tmp_path):
@@ -150,6 +150,37 @@ def test_a_vocabulary_of_an_impossible_size_is_refused(source, tmp_path):
         with pytest.raises(ValueError, match=f"cannot make {size:,} pieces .* another vocab_size"):
             train_sentencepiece(Records(source.records[::10]), size, tmp_path / "m.model")
     assert not list(tmp_path.glob("*.model*"))
+
+
+@pytest.mark.parametrize(
+    ("records", "sentences"),
+    [
+        (
+            [{"content": "a b c"}] * 9,
+            [
+                "no text to train",
+                "9 records failed, first record 0: it has"
+                " no field 'text' (its fields: content); name the field",
+            ],
+        ),
+        ([{"text": ""}] * 9, ["no text to train", "all records that were read are empty"]),
+        ([], ["no text to train"]),
+        (
+            [{"text": "a"}, {"content": "b c"}],
+            [
+                "cannot make 900 pieces of 1 bytes",
+                "1 record failed, first record 1: it has no field 'text'",
+            ],
+        ),
+    ],
+)
+def test_text_that_is_missing_is_named_before_the_size_of_the_vocabulary(
+    records, sentences, tmp_path
+):
+    with pytest.raises(ValueError) as caught:
+        train_sentencepiece(Records(records), 900, tmp_path / "m.model")
+    for sentence in sentences:
+        assert sentence in str(caught.value)
 
 
 def test_marks_of_a_sentencepiece_model_are_its_own_or_named(source, tmp_path):

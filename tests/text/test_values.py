@@ -11,6 +11,7 @@ import pytest
 from pipeline.corpus.preparing.preparation import prepare
 from pipeline.text import templates
 from pipeline.text.sources import JsonLines, Records
+from pipeline.text.sources.source import text_of
 from pipeline.text.templates import Answer, Chat, Preference
 from pipeline.text.tokenizers import Bytes
 from pipeline.text.tokenizers.markup import Markup
@@ -54,7 +55,7 @@ def test_texts_and_numbers_are_spelt_exactly(template, value, text):
     [
         *("5", "0.1", "-1.5", "0.30000000000000004", "123456789012345678.9", "1e16"),
         *("0.1234567890123456789", "12345678901234567890", "-0.00000000000000000010"),
-        *("19.90", "1e3", "2.5E-7", "-0.0", "1.0"),
+        *("19.90", "1e3", "2.5E-7", "-0.0", "1.0", "-0", "-7"),
     ],
 )
 def test_numbers_of_json_are_spelt_as_they_are_written(number, tmp_path):
@@ -63,8 +64,22 @@ def test_numbers_of_json_are_spelt_as_they_are_written(number, tmp_path):
     assert spelt(ANSWER, record["a"]) == spelt(CHAT, record["a"]) == number
     assert record["a"] == json.loads(number)
     assert json.loads(json.dumps(record)) == record
-    assert Markup.fill("{a:.3f}", record) == f"{json.loads(number):.3f}"
+    assert Markup.fill("{a:.3f}", record) == f"{float(number):.3f}"
     assert pickle.loads(pickle.dumps(record)) == record
+
+
+def test_a_number_of_json_that_is_infinite_is_refused_as_it_is_written(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"a": 1E400}')
+    (record,) = JsonLines(tmp_path / "a.jsonl")
+    with pytest.raises(
+        ValueError, match=r"field 'a' holds float \(1E400\), which is infinite; corr"
+    ):
+        spelt(ANSWER, record["a"])
+
+
+def test_names_of_fields_are_shown_with_what_cannot_be_seen():
+    with pytest.raises(ValueError, match=r"no field 'a' \(its fields: ' a', b, ''\)"):
+        text_of({" a": "x", "b": "y", "": "z"}, "a")
 
 
 @pytest.mark.parametrize("template", [ANSWER, CHAT, SIDES])

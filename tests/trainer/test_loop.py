@@ -21,7 +21,7 @@ from pipeline.history import losses, read_history
 from pipeline.steps.compiled import Compiled
 from tests.properties.disk import Disk, fails
 from tests.runs.runs import lines, run, segment_losses, steps, summary, tiny
-from trainer import TrainingLog
+from trainer import TrainingLog, parameters
 from trainer.checkpoint import Checkpoints
 from trainer.config import check_config, stored_config
 from trainer.evaluation import evaluate, evaluation_batches
@@ -264,10 +264,86 @@ def test_gradients_of_the_last_steps_are_in_an_update_of_their_own(config, tmp_p
     assert [line["loss"] for line in steps(tmp_path)] == [0, 0, 0, 0, 1, 1, 1, 1, 2]
     assert evaluations(tmp_path) == [(0, 0.0), (6, 1.0), (10, 3.0)]
     assert whole_summary(tmp_path)["other_compiles"] == 0
-    config.steps = 14
+    config.steps = 14  # the window of the last step goes on, for three more
     run(config, tmp_path)
-    assert [line["loss"] for line in steps(tmp_path)][9:] == [3, 3, 3, 3]
-    assert evaluations(tmp_path)[-1] == (14, 4.0)
+    assert [line["loss"] for line in steps(tmp_path)][9:] == [3, 3, 3, 4]
+    assert evaluations(tmp_path)[-1] == (14, 5.0)
+
+
+def test_windows_end_with_the_blocks_of_tiers_also_after_an_update_by_fewer_steps(config, tmp_path):
+    config.accumulate, config.steps = 4, 10
+    run(config, tmp_path)
+    config.steps = 17
+    run(config, tmp_path)
+    # Steps 8 and 9 had an update at the end, and 10 and 11 have one: 12 begins block and window.
+    due = [0] * 4 + [1] * 4 + [2] * 2 + [3] * 2 + [4] * 4 + [5]
+    assert [line["loss"] for line in steps(tmp_path)] == due
+    assert evaluations(tmp_path)[-1] == (17, 6.0)
+
+
+def test_an_evaluation_at_the_end_is_of_the_parameters_that_are_saved(
+    config, tmp_path, monkeypatch
+):
+    """A run is stopped inside a window of accumulated steps, and is then told to end there."""
+    config.accumulate = 4
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingLog, "add", stop_after(6))
+        run(config, tmp_path)
+    config.steps = 6
+    said = run(config, tmp_path)
+    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+        like = {"params": {"count": jnp.float32(0)}}
+        saved = checkpoints.restore_part(6, like)["params"]["count"]
+    assert evaluations(tmp_path)[-1] == (6, float(saved)) == (6, 1.0)
+    assert "the last steps wait for the rest of their update" in said
+    config.steps = 12
+    run(config, tmp_path)
+    assert [line["loss"] for line in steps(tmp_path)] == [0] * 4 + [1] * 4 + [2] * 4
+
+
+def test_a_run_that_is_killed_before_it_compiles_has_stored_its_config(
+    config, tmp_path, monkeypatch
+):
+    def killed(*_, **__):
+        raise KeyboardInterrupt
+
+    def start_and_kill():
+        with monkeypatch.context() as patch:
+            patch.setattr(trainer, "prepare_run", killed)
+            with pytest.raises(KeyboardInterrupt):
+                run(config, tmp_path)
+
+    start_and_kill()
+    assert stored_config(tmp_path).steps == 12
+    config.steps = 13
+    start_and_kill()
+    assert stored_config(tmp_path).steps == 13  # nothing was trained with the other one
+    run(config, tmp_path)
+    config.steps = 14
+    start_and_kill()
+    assert stored_config(tmp_path).steps == 13  # that of the run, until it continues
+
+
+def test_a_config_is_checked_before_scores(config, tmp_path):
+    config.keep = 0
+    with pytest.raises(InvalidValue, match=r"config.keep is 0; it must be a whole number from 1"):
+        train.score(config, tmp_path)
+
+
+def test_parameters_of_another_run_replace_those_of_the_beginning(monkeypatch):
+    """The first ones are gone before the others are read: there is never room for both."""
+    first = {"params": {"w": jnp.ones(4)}, "steps": jnp.int32(0)}
+    old, sharding = first["params"]["w"], first["params"]["w"].sharding
+
+    def restore(workdir, corpus, like):
+        assert old.is_deleted()
+        assert like["w"] == jax.ShapeDtypeStruct((4,), jnp.float32, sharding=sharding)
+        return 3, {"w": jnp.zeros(4)}
+
+    monkeypatch.setattr(parameters, "restore_parameters", restore)
+    begun = parameters.start_from(ConfigDict({"start_from": "runs/one"}), first, None)
+    assert begun["params"]["w"].tolist() == [0.0] * 4
+    assert int(begun["steps"]) == 0
 
 
 def test_a_finished_run_says_so_and_goes_on_when_it_is_given_more_steps(config, tmp_path):

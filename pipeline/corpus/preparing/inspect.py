@@ -22,6 +22,7 @@ from pipeline.text.sources import Sharded
 from pipeline.text.sources.source import Block, Shard, with_place
 from pipeline.text.tokenizers import Tokenizer
 from pipeline.text.tokenizers.tokenizer import extend
+from pipeline.text.turns import is_empty
 from pipeline.text.values import collect_notes
 
 logger = logging.getLogger(__name__)
@@ -48,6 +49,8 @@ class Inspection:
         characters: of their text.
         tokens: of all of them.
         findings: by what is found, how many of the records have it, and the first of them.
+        fields: how many of the records have each field.
+        read: the names of fields that are read.
         lost: how often the tokenizer lost each character.
     """
 
@@ -55,6 +58,8 @@ class Inspection:
     characters: int = 0
     tokens: int = 0
     findings: Notes = dataclasses.field(default_factory=dict)
+    fields: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    read: set[str] = dataclasses.field(default_factory=set)
     lost: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
 
     def __str__(self) -> str:
@@ -73,6 +78,15 @@ class Inspection:
                 more = f" ({self.lost.total():,} of {self.characters:,} characters, as {most})"
             of = f"{count:,} of {counted(self.records, 'record')}"
             yield f"in a sample, {of} {about}{more}; the first: {first}"
+        unused = {name: n for name, n in self.fields.items() if name not in self.read}
+        if unused:
+            names = (
+                f"{n!r}" + f" of {each:,}" * (each < self.records) for n, each in unused.items()
+            )
+            yield (
+                f"in a sample of {counted(self.records, 'record')}, fields that are not used: "
+                f"{', '.join(names)}; if one decides what is learnt, use it in a template"
+            )
 
     def log(self) -> None:
         """Says what was found."""
@@ -90,7 +104,8 @@ def inspect(job: Job, shards: Sequence[Shard]) -> Inspection:
         ValueError: the job is strict, and the tokenizer changes the text of a record.
     """
     found, lenient = Inspection(), dataclasses.replace(job, on_error="skip")
-    with collect_notes():
+    found.read |= {*job.columns, *(job.fields or {}).values()}
+    with collect_notes(found.read):
         for block in _draw(job.records, shards):
             _Look(job, lenient, block, found).run()
             if found.characters >= CHARACTERS:
@@ -133,6 +148,14 @@ class _Look:
         chunks = encoder.encode()
         found.records += len(self._block.records)
         add_notes(found.findings, encoder.template_notes)
+        for number, record in enumerate(self._block.records):
+            if number not in encoder.failed:
+                found.read |= getattr(record, "asked", set())
+                # Columns of tables are not read for this.
+                names = [
+                    n for n in record if not isinstance(record, dict) or not is_empty(record[n])
+                ]
+                found.fields.update(names)
         if self._tokenizer is None:
             return
         size = self._job.nodes

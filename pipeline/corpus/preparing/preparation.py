@@ -8,16 +8,14 @@ import json
 import logging
 import os
 import re
-import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypedDict
 
 import numpy as np
 from etils import epath
-from tqdm import tqdm
 
+from pipeline.bar import Bar
 from pipeline.corpus.corpus import Corpus
 from pipeline.corpus.interface import AnyCorpus, read_as
 from pipeline.corpus.pairs import as_sides
@@ -53,12 +51,6 @@ from pipeline.text.templates import Template
 from pipeline.text.tokenizers import Tokenizer
 
 logger = logging.getLogger(__name__)
-
-
-class _Bar(tqdm):
-    """A progress bar with a thread lock; the lock of tqdm would fix how processes start."""
-
-    _lock = threading.RLock()
 
 
 def prepare(
@@ -255,12 +247,10 @@ def _run(
     total = sum(shard.bytes for _, shard in items)
     done = total - sum(shard.bytes for shard in missing.values())
     options: dict = {"unit": "B", "unit_scale": True, "total": total, "initial": done}
-    # In a log file, a line now and then is enough.
-    options |= {"mininterval": 0.2 if sys.stderr.isatty() else 10, "disable": not progress}
     every, started = 0, time.monotonic()
     with (
         _explaining(work),
-        _Bar(desc=name, **options) as bar,
+        Bar(name, shown=progress, **options) as bar,
         contextlib.closing(engine.run(work, list(missing.items()))) as results,
     ):
         for number, tokens in results:

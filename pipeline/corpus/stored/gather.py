@@ -5,7 +5,7 @@ import functools
 import logging
 import math
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +17,22 @@ Copy: TypeAlias = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 # For each field of a task one flat array, pieces of examples one after another.
 Fields: TypeAlias = dict[str, np.ndarray]
+
+
+class Pieces(NamedTuple):
+    """Pieces of examples, each of at least one position: int64 [pieces]; see `Side.read`."""
+
+    examples: np.ndarray
+    starts: np.ndarray
+    lengths: np.ndarray
+    reach: np.ndarray
+    epoch: Any = 0
+
+    def take(self, which: np.ndarray) -> "Pieces":
+        """Some of the pieces, by a mask or by their places."""
+        epoch = self.epoch[which] if np.ndim(self.epoch) else self.epoch
+        return Pieces._make([*(each[which] for each in self[:4]), epoch])
+
 
 # All memory of the process, from this address on. Only what an array holds may be read of it.
 BASE = 64

@@ -30,7 +30,7 @@ from pipeline.corpus.stored.directory import (
     write_entries,
 )
 from pipeline.corpus.stored.manifest import Manifest, is_finished
-from pipeline.corpus.stored.parts import Part
+from pipeline.corpus.stored.parts import Part, place_of_offsets, read_counts_of
 from pipeline.corpus.tasks import TASKS, Task
 from pipeline.errors import InvalidValue
 from pipeline.fs import objects
@@ -95,14 +95,12 @@ def read_counts(directory: epath.Path, parts: Sequence[Part], task: Task) -> lis
         group = parts[at : at + PARTS_AT_ONCE]
         paths = [directory / part.file for part in group]
         try:
-            begins = [part.offsets for part in group]
-            ends = [part.offsets + 8 * (part.examples + 1) for part in group]
-            contents = objects.get_ranges(paths, begins, ends)
+            contents = objects.get_ranges(paths, *zip(*map(place_of_offsets, group), strict=True))
         except OSError:
             require_files(directory, group)
             raise
         for part, path, content in zip(group, paths, contents, strict=True):
-            found.append(np.diff(np.frombuffer(content, np.int64)).astype(np.uint32))
+            found.append(read_counts_of(content))
             if lengths_module.digest(task.lengths(found[-1])) != part.lengths_digest:
                 raise damage(path, "the digest of its lengths differs")
     return found

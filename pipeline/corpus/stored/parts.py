@@ -291,6 +291,16 @@ def _write_columns(examples: Ragged, vocab_size: int | None) -> dict[str, pa.Arr
     return columns
 
 
+def place_of_offsets(part: Part) -> tuple[int, int]:
+    """The bytes of a part's file that `read_counts_of` reads: the first, and the one after them."""
+    return part.offsets, part.offsets + 8 * (part.examples + 1)
+
+
+def read_counts_of(content: Any) -> np.ndarray:
+    """The tokens of each example of a part, from those bytes of its file: uint32 [examples]."""
+    return np.diff(np.frombuffer(content, np.int64)).astype(np.uint32)
+
+
 def write_part(
     path: epath.Path,
     examples: Ragged,

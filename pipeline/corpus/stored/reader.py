@@ -1,13 +1,20 @@
 """Reader: the stored tokens, loss weights and features of examples, read as segments of memory."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from etils import epath
 
 from pipeline.corpus.stored.directory import damage
-from pipeline.corpus.stored.gather import Fields, address_of, copy_memory, new_array, take_numbers
+from pipeline.corpus.stored.gather import (
+    Fields,
+    Pieces,
+    address_of,
+    copy_memory,
+    new_array,
+    take_numbers,
+)
 from pipeline.corpus.stored.manifest import open_part
 from pipeline.corpus.stored.memory import HeldPart, Opened, PartStore, find_segments
 from pipeline.corpus.stored.parts import Part, PartFile
@@ -23,21 +30,6 @@ MAPPED = 1 << 14
 INT64 = np.dtype(np.int64)
 
 T = TypeVar("T")
-
-
-class Pieces(NamedTuple):
-    """Pieces of examples, each of at least one position: int64 [pieces]; see `Side.read`."""
-
-    examples: np.ndarray
-    starts: np.ndarray
-    lengths: np.ndarray
-    reach: np.ndarray
-    epoch: Any = 0
-
-    def take(self, which: np.ndarray) -> "Pieces":
-        """Some of the pieces, by a mask or by their places."""
-        epoch = self.epoch[which] if np.ndim(self.epoch) else self.epoch
-        return Pieces._make([*(each[which] for each in self[:4]), epoch])
 
 
 class LocalParts(PartStore):

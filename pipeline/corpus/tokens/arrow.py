@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from etils import epath
 
-from pipeline.corpus.tokens.token_files import Lists, TokenFiles, local_copy, signs, values_of
+from pipeline.corpus.token_files import Lists, TokenFiles, local_copy, signs, values_of
 from pipeline.errors import InvalidValue
 from pipeline.text.features import TOKENS, WEIGHTS, Feature, check_features
 from pipeline.text.ragged import require_weights
@@ -192,40 +192,16 @@ def _choose(
 
 
 def _say_others(source: ArrowFiles, column: str, read: Collection[str]) -> None:
-    """Warns of columns that are not read, and have an integer or a bool for each token.
-
-    The first group of rows decides.
-    """
-    known = {PADDING, PACKED, *BEGINS, *MASKS, *UNCLEAR, *read}
-    lists = [name for name, of in source.types().items() if _is_list_of_integers(of)]
-    names = [name for name in lists if name != column and name not in known]
-    if not names or column not in lists:
-        return
-    try:
-        first = next(ArrowFiles(source.files[:1], columns=[column, *names]).groups(), None)
-    except InvalidValue:  # a column that nobody reads may be damaged
-        return
-    if first is None:
-        return
-    sizes = {
-        name: pc.call_function("list_value_length", [first[1][name]]).to_pylist()
-        for name in (column, *names)
-    }
-    if found := [name for name in names if sizes[name] == sizes[column]]:
+    """Warns of columns that are not read: what they mean to whoever wrote them is not known."""
+    known = {column, PADDING, PACKED, *BEGINS, *STARTS, *MASKS, *UNCLEAR, *read}
+    types = source.types()
+    if names := sorted(source.names() - known):
         logger.warning(
-            "%s: not read, though with a number for each token: %s; if it says on which tokens to "
-            "train, give weights=%r, or labels=; as a feature, name it in features=",
+            "%s: columns that are not read: %s; give one that says on which tokens to train as "
+            "weights= or labels=, and a feature in features=",
             source,
-            ", ".join(map(repr, found)),
-            found[0],
+            ", ".join(f"{name!r} ({types.get(name, 'of some files')})" for name in names),
         )
-
-
-def _is_list_of_integers(of: pa.DataType) -> bool:
-    """Whether a type is that of lists, of any kind, of integers or bools."""
-    if not hasattr(of, "value_field"):  # as dictionaries and runs have none
-        return False
-    return pa.types.is_integer(of.value_type) or pa.types.is_boolean(of.value_type)
 
 
 def _cut(lists: dict[str, Lists], column: str, features: Mapping[str, Feature]) -> None:
@@ -310,5 +286,8 @@ def _weigh(
 
 def _mask_of(lists: Lists, counts: np.ndarray, name: str) -> np.ndarray:
     if (lists[2] != counts).any():
-        raise InvalidValue(f"{name} has other numbers of entries than tokens; correct it")
+        of_targets = " (put a 0 before those of each row)" * bool((lists[2] == counts - 1).all())
+        raise InvalidValue(
+            f"{name} has other numbers of entries than tokens{of_targets}; correct it"
+        )
     return values_of(lists)

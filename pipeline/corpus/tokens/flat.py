@@ -11,13 +11,14 @@ import pyarrow as pa
 from etils import epath
 from pyarrow import csv
 
-from pipeline.corpus.tokens.token_files import (
+from pipeline.corpus.token_files import (
     TokenFiles,
     damaged,
     divide,
     keep_array,
     map_content,
     read_numbers,
+    require_size,
     signs,
 )
 from pipeline.errors import InvalidValue, require_whole
@@ -84,12 +85,16 @@ def flat(
     found = [path for path in found if not path.name.endswith(".csv.gz")]
     masks = [path for path in found if path.name.startswith("labels_mask")]
     found = [path for path in found if path not in masks]
-    beside = [path.with_name(path.name.replace("token_ids", "labels_mask", 1)) for path in found]
-    masks += [mask for path, mask in zip(found, beside, strict=True) if mask != path]
+    # Those of OLMo and of datatrove.
+    named = [path.name.replace("token_ids", "labels_mask", 1) for path in found]
+    named += [f"{path.name}.loss" for path in found]
+    beside = [path.with_name(name) for path, name in zip([*found, *found], named, strict=True)]
+    masks += [mask for mask in beside if mask not in found]
     if weights is None and (there := [path for path in masks if path.exists()]):
+        some = there[0].with_name("*.loss" if there[0].suffix == ".loss" else "labels_mask*")
         raise InvalidValue(
-            f"{os.fspath(there[0])} says on which tokens to train; give weights='labels_mask*', or "
-            "weights=() to train on all"
+            f"{os.fspath(there[0])} says on which tokens to train; give weights="
+            f"{os.fspath(some)!r}, or weights=() to train on all"
         )
     if not found:
         raise InvalidValue(f"{paths} are masks; give the files of tokens, token_ids*")
@@ -106,7 +111,8 @@ def flat(
                 f"{mark} begins each document; omit both"
             )
     if listed:
-        borders = [_read_table(table, len(a)) for table, a in zip(tables, arrays, strict=True)]
+        three = zip(tables, found, arrays, strict=True)
+        borders = [_read_table(table, path, len(values)) for table, path, values in three]
         for table, values, (_, sizes) in zip(tables, arrays, borders, strict=True):
             if sizes.sum() != len(values):
                 text = "%s lists documents of %s tokens, and the file beside it has %s"
@@ -172,8 +178,11 @@ def _open_flat(path: epath.Path, dtype: Any, skip: int) -> tuple[np.ndarray, int
     return values, mark
 
 
-def _read_table(path: epath.Path, tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where documents begin, and their sizes, from a table `start,end,…` without a header."""
+def _read_table(path: epath.Path, of: epath.Path, tokens: int) -> tuple[np.ndarray, np.ndarray]:
+    """Where documents begin, and their sizes, from a table `start,end,…` without a header.
+
+    The file `of` has the tokens.
+    """
     if not path.exists():
         raise InvalidValue(f"there is no {os.fspath(path)}, though other files have one; add it")
     with open_text(path) as file:
@@ -192,8 +201,10 @@ def _read_table(path: epath.Path, tokens: int) -> tuple[np.ndarray, np.ndarray]:
         begins, ends = (table[name].to_numpy() for name in ("f0", "f1"))
     except (pa.ArrowException, KeyError) as error:
         raise damaged(path, f"it lists no start and end of documents ({error})") from error
-    if (begins < 0).any() or (ends < begins).any() or (ends > tokens).any():
-        raise damaged(path, f"it lists documents outside of the {tokens:,} tokens beside it")
+    if (begins < 0).any() or (ends < begins).any():
+        raise damaged(path, "it lists documents that begin before 0, or end before they begin")
+    if (due := int(ends.max(initial=0))) > tokens:
+        require_size(of, tokens, path, due)
     return begins, ends - begins
 
 

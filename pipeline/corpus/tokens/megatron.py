@@ -6,7 +6,7 @@ import struct
 import numpy as np
 from etils import epath
 
-from pipeline.corpus.tokens.token_files import (
+from pipeline.corpus.token_files import (
     TokenFiles,
     between,
     damaged,
@@ -44,7 +44,7 @@ def megatron(prefixes: files.Paths) -> TokenFiles:
     for index, path in zip(indices, data, strict=True):
         dtype, edges = _read_index(index)
         arrays.append(read_numbers(path, dtype))
-        borders.append(between(index, edges, len(arrays[-1])))
+        borders.append(between(index, edges, len(arrays[-1]), of=path))
     return divide([*indices, *data], arrays, (), borders)
 
 

@@ -5,7 +5,7 @@ import os
 import numpy as np
 from etils import epath
 
-from pipeline.corpus.tokens.token_files import TokenFiles, between, divide, local_copy, signs
+from pipeline.corpus.token_files import TokenFiles, between, damaged, divide, local_copy, signs
 from pipeline.errors import InvalidValue
 from pipeline.text.sources import files
 from pipeline.text.sources.content import read_head
@@ -28,14 +28,14 @@ def npy(paths: files.Paths) -> TokenFiles:
     if len(found) != 2:
         raise InvalidValue(f"{paths} are {len(found)} files; give that of tokens, and of offsets")
     tokens, edges = (_load(path) for path in found)
-    return divide(found, [tokens], (), [between(found[1], edges, len(tokens))])
+    return divide(found, [tokens], (), [between(found[1], edges, len(tokens), of=found[0])])
 
 
 def _load(path: epath.Path) -> np.ndarray:
     try:
         array = np.asarray(np.load(os.fspath(local_copy(path)), mmap_mode="r"))
     except (ValueError, EOFError) as error:
-        raise InvalidValue(f"{os.fspath(path)} is not an .npy array: {error}") from error
+        raise damaged(path, f"NumPy finds no whole .npy array in it ({error})") from error
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise InvalidValue(
             f"{os.fspath(path)} holds an array of shape {array.shape} and dtype {array.dtype}; it "

@@ -165,9 +165,11 @@ def open_text(path: epath.Path) -> Iterator[IO[bytes]]:
             stream = io.BufferedReader(raw, BUFFER)
         found = describe(head)
         if not found and 50 * head.rstrip(b"\0").count(0) > len(head):
+            line = head.count(b"\n", 0, head.index(0)) + 1
             found = (
-                "It has NUL bytes, as binary files have, and UTF-16 without a mark; give text in "
-                f"UTF-8. If it is UTF-16, {_RECODE.format('UTF-16LE')}"
+                "It has NUL bytes, as binary files have, and UTF-16 without a mark, the first in "
+                f"line {line}; remove them from text in UTF-8. If it is UTF-16, "
+                f"{_RECODE.format('UTF-16LE')}"
             )
         if found:
             raise InvalidValue(f"{os.fspath(path)} holds no lines of text. {found}")

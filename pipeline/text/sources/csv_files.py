@@ -17,7 +17,13 @@ from pipeline.text.sources.source import Piece
 
 ADVICE = (
     "put cells with a delimiter, a quote or a line break in quotes, and double quotes in them; or "
-    "name the file's own delimiter= and quotechar="
+    "name the file's own delimiter=, quotechar=, escapechar= or skipinitialspace="
+)
+
+
+JOINED = (
+    "files that were joined have such rows where each began: remove it, or give the files one by "
+    "one"
 )
 
 
@@ -52,11 +58,13 @@ class _Lines(Iterator[str]):
     Attributes:
         at: the byte after the last one that was read.
         wrong: what the lines that were read since this was None have, which no record may have.
+        begins: whether the next line begins a row.
     """
 
     def __init__(self, content: IO[bytes]):
         self._content, self.at = content, 0
         self.wrong: InvalidValue | None = None
+        self.begins = True
 
     def __next__(self) -> str:
         line = self._content.readline(LONGEST)
@@ -80,6 +88,9 @@ class _Lines(Iterator[str]):
                 "example with iconv"
             )
             text = line.decode(errors="replace")  # where the row ends is known all the same
+        begins, self.begins = self.begins, False
+        if begin and begins and text.startswith("\ufeff"):
+            self.wrong = self.wrong or InvalidValue(f"it begins with a byte order mark; {JOINED}")
         return text.lstrip("\ufeff") if begin == 0 else text
 
     def skip(self, at: int) -> None:
@@ -121,7 +132,7 @@ class Rows:
         try:
             with contextlib.ExitStack() as stack:
                 lines = _Lines(stack.enter_context(open_text(path)))
-                names = _read_names(self.dialect.read(lines), lines)
+                names = _read_names(self.dialect, lines)
                 if start is not None:
                     lines.skip(start)
                 first = at = lines.at
@@ -138,15 +149,27 @@ class Rows:
         yield Piece(name, records, places, at - first, None)
 
 
-def _read_names(rows: Iterator[list[str]], lines: _Lines) -> list[str]:
+def _read_names(dialect: Dialect, lines: _Lines) -> list[str]:
     """The names in the first row that is not blank; none of an empty file.
 
     Raises:
         ValueError: it is no row of names, or a name is there twice.
     """
-    names, wrong = next((row for row in _read_rows(rows, lines) if row[0]), ([], None))
+    rows = _read_rows(dialect.read(lines), lines)
+    names, wrong = next((row for row in rows if row[0]), ([], None))
     if wrong:
         raise wrong
+    if names and names[0].lower().startswith("sep="):
+        raise InvalidValue(
+            f"its first line, {dialect.delimiter.join(names)!r}, tells spreadsheets the delimiter; "
+            "remove that line, and give its sign as delimiter="
+        )
+    others = [sign for sign in ",;\t|" if len(names) == 1 and sign in names[0]]
+    if others:
+        raise InvalidValue(
+            f"its first row is one name, {names[0]!r}; give delimiter={others[0]!r} if that is "
+            "between cells, or else a name without it"
+        )
     if twice := [name for name in names if names.count(name) > 1]:
         raise InvalidValue(
             f"its first row names {twice[0]!r} twice; it must have a name for each column: give "
@@ -160,7 +183,7 @@ def _read_rows(
 ) -> Iterator[tuple[list[str], InvalidValue | None]]:
     """The cells of each row, and what is wrong with its text; none of a blank line."""
     while True:
-        lines.wrong = None
+        lines.wrong, lines.begins = None, True
         try:
             cells = next(rows, None)
         except csv.Error as error:  # where the next row begins is not known any more
@@ -172,6 +195,8 @@ def _read_rows(
 
 def _as_record(names: list[str], cells: list[str]) -> Any:
     """A row as a dict, or its error."""
+    if cells == names and len(names) > 1:
+        return InvalidValue(f"it repeats the names of the first row; {JOINED}")
     if len(cells) == len(names):
         return dict(zip(names, cells, strict=True))
     return InvalidValue(

@@ -234,10 +234,7 @@ def _match(name: str) -> list[epath.Path]:
         return [path]
     try:
         if path.is_dir():
-            raise InvalidValue(
-                f"{name} is a directory, and no Hugging Face data set that was saved to disk; name "
-                f"its files with a glob such as {name}/*.txt"
-            )
+            raise _no_files([path], name)
         if path.exists() or (is_local(path) and os.path.lexists(path)):
             return [path]
         files = _expand(path)
@@ -247,6 +244,22 @@ def _match(name: str) -> list[epath.Path]:
         braces = ". {…} is no pattern; give a list of names" if "{" in name else ""
         raise Missing(f"no file matches {name}; check the path and the pattern{braces}")
     return files
+
+
+def _no_files(folders: Sequence[epath.Path], name: str) -> InvalidValue:
+    """The error of folders in place of files."""
+    inside = [each for folder in folders for each in sorted(folder.iterdir())]
+    saved = [os.fspath(each) for each in [*folders, *inside] if (each / "state.json").exists()]
+    if saved:
+        return InvalidValue(
+            f"{name_some(saved)}: a data set that was saved to disk is given alone, by its folder; "
+            "prepare each into a corpus of its own, or save them as one by "
+            "datasets.concatenate_datasets"
+        )
+    return InvalidValue(
+        f"{name} is a directory, and no Hugging Face data set that was saved to disk; name its "
+        f"files with a glob such as {name}/*.txt"
+    )
 
 
 def _expand(path: epath.Path) -> list[epath.Path]:
@@ -260,8 +273,11 @@ def _expand(path: epath.Path) -> list[epath.Path]:
         files = sorted(base.glob("/".join(patterns)))
         known = zip(files, objects.heads(files), strict=True)
         return [file for file, head in known if head is not None]
-    names = [name for name in {*_walk(os.fspath(base), *patterns)} if not os.path.isdir(name)]
-    return [epath.Path(name) for name in sorted(names, key=lambda name: name.split("/"))]
+    found = sorted({*_walk(os.fspath(base), *patterns)}, key=lambda name: name.split("/"))
+    names = [name for name in found if not os.path.isdir(name)]
+    if found and not names:
+        raise _no_files([*map(epath.Path, found)], os.fspath(path))
+    return [*map(epath.Path, names)]
 
 
 def _walk(folder: str, first: str, *others: str) -> Iterator[str]:

@@ -17,6 +17,11 @@ from pipeline.text.values import read_json
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
+RETURNS = (
+    "if they end lines, as spreadsheets write text for old systems, convert the file with tr "
+    "'\\r' '\\n'; else end the line with a line feed"
+)
+
 
 @dataclass(frozen=True)
 class Lines:
@@ -63,6 +68,8 @@ class Lines:
     def _split(self, data: bytes, at: int) -> tuple[list[Any], list[int]]:
         """The records of some lines that begin at byte `at` of a file, and where each begins."""
         records, places = list[Any](), list[int]()
+        if at == 0 and b"\n" not in data and b"\r" in data.strip():
+            return [InvalidValue(f"its only line has carriage returns; {RETURNS}")], [at]
         for line in data.removesuffix(b"\n").split(b"\n"):
             if line.strip() not in (b"", BYTE_ORDER_MARK):
                 records.append(_record(line.rstrip(b"\r\n"), at, self.parse))

@@ -3,6 +3,7 @@
 import functools
 import itertools
 import json
+import logging
 import mmap
 import os
 import threading
@@ -12,16 +13,20 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from etils import epath
 
-from pipeline.errors import InvalidValue
+from pipeline.errors import InvalidValue, counted
 from pipeline.fs.atomic import as_path, is_local
 from pipeline.fs.fork import Handles
 from pipeline.text.sources import files
 from pipeline.text.sources.content import LIMIT, RATIO
 from pipeline.text.sources.source import Piece
-from pipeline.text.values import Half, Single, decode_bytes
+from pipeline.text.values import Half, Single, decode_bytes, note
+
+logger = logging.getLogger(__name__)
 
 # A row counts as at least this many bytes, since a short one may stand for a long text.
 ROW = 64
+
+NUMBERED = "have a number in {!r} whose name the file has, and a template gets the number"
 
 # What numbers become whose digits a Python float would make up.
 NARROW = {pa.float16(): Half, pa.float32(): Single}
@@ -35,12 +40,23 @@ class _File(NamedTuple):
         types: the type of each.
         groups: the first row of each group, its rows, and its bytes.
         read: reads columns of a group: `read(group, first row in it, rows, columns)`.
+        labels: for columns of numbers that stand for names, these names.
     """
 
     names: list[str]
     types: list[pa.DataType]
     groups: list[tuple[int, int, int]]
     read: Callable[[int, int, int, list[str]], pa.Table]
+    labels: Mapping[str, Any]
+
+
+def _labels_of(schema: pa.Schema) -> dict[str, Any]:
+    """The names that a data set of Hugging Face has for the numbers of its columns."""
+    try:
+        described = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        return {name: each["names"] for name, each in described.items() if "names" in each}
+    except (KeyError, TypeError, AttributeError, ValueError):
+        return {}
 
 
 def _place_groups(sizes: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
@@ -121,7 +137,7 @@ class TableFormat(Handles):
             step = max(int(size / mean), 1)
             for at in range(row, rows, step):
                 stop = min(at + step, rows)
-                batch = _Batch(self, path, (group, at, stop - at))
+                batch = _Batch(self, path, (group, at, stop - at), found.labels)
                 records = [_Record(batch, names, number) for number in range(stop - at)]
                 following = [group, stop] if stop < rows else [group + 1, 0]
                 yield Piece(
@@ -137,8 +153,14 @@ class TableFormat(Handles):
 class _Batch:
     """Some rows of a group, whose columns are read when they are asked for."""
 
-    def __init__(self, source: TableFormat, path: epath.Path, where: tuple[int, int, int]):
-        self._source, self._path, self._where = source, path, where
+    def __init__(
+        self,
+        source: TableFormat,
+        path: epath.Path,
+        where: tuple[int, int, int],
+        labels: Mapping[str, Any],
+    ):
+        self._source, self._path, self._where, self.labels = source, path, where, labels
         self._table: pa.Table | None = None
         self._values: dict[str, list[Any]] = {}
 
@@ -185,7 +207,14 @@ class _Record(Mapping[str, Any]):
         value = self._batch.values(name)[self._row]
         if isinstance(value, InvalidValue):
             raise value
+        if name in self._batch.labels:
+            note(NUMBERED.format(name), f"it has {value!r:.60} of {self._batch.labels[name]!r:.60}")
         return value
+
+    @property
+    def asked(self) -> set[str]:
+        """The columns that were read of it, or of a row near it."""
+        return {*self._batch._values}
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -225,7 +254,12 @@ def _keep_widths(values: list[Any], of: pa.DataType) -> list[Any]:
             own = _keep_widths([value[field.name] for value in there], field.type)
             for value, each in zip(there, own, strict=True):
                 value[field.name] = each
-    elif hasattr(of, "value_type") and not pa.types.is_map(of):
+    elif pa.types.is_map(of):
+        kinds = of.key_type, of.item_type
+        for pairs in filter(None, values):
+            columns = map(_keep_widths, map(list, zip(*pairs, strict=True)), kinds)
+            pairs[:] = zip(*columns, strict=True)
+    elif hasattr(of, "value_type"):
         return [None if each is None else _keep_widths(each, of.value_type) for each in values]
     return values
 
@@ -303,7 +337,7 @@ def _open_parquet(path: epath.Path) -> _File:
 
     sizes = [(group.num_rows, group.total_byte_size) for group in groups]
     schema = file.schema_arrow
-    return _File(schema.names, schema.types, _place_groups(sizes), read)
+    return _File(schema.names, schema.types, _place_groups(sizes), read, _labels_of(schema))
 
 
 class ArrowFiles(Tables):
@@ -327,6 +361,10 @@ class ArrowFiles(Tables):
     def recognises(names: files.Paths) -> bool:
         """Whether these are one folder that Hugging Face's `save_to_disk` wrote."""
         return is_saved(names)
+
+
+# A writer that was closed puts it at the end of a stream; without it, a stream ends anywhere.
+END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 def _open_arrow(path: epath.Path) -> _File:
@@ -359,8 +397,15 @@ def _open_arrow(path: epath.Path) -> _File:
     narrow = sorted(range(len(schema)), key=lambda field: _width(schema.field(field).type))[:1]
     rows = list(_count_rows(raw, is_file, pa.ipc.IpcReadOptions(included_fields=narrow)))
     total = sum(rows)
+    if not is_file and raw[-len(END_OF_STREAM) :] != END_OF_STREAM:
+        logger.warning(
+            "%s ends without the mark that ends a stream of Arrow, after %s; if its writer did not "
+            "finish, or it is cut short, the others are missing",
+            os.fspath(path),
+            counted(total, "row"),
+        )
     sizes = [(each, len(raw) * each // total) if each else (0, 0) for each in rows]
-    return _File(schema.names, schema.types, _place_groups(sizes), read)
+    return _File(schema.names, schema.types, _place_groups(sizes), read, _labels_of(schema))
 
 
 def _count_rows(raw: Any, is_file: bool, options: pa.ipc.IpcReadOptions) -> Iterator[int]:
@@ -448,11 +493,14 @@ def _read_saved(folder: epath.Path) -> list[epath.Path]:
         else:
             state = json.loads((index := folder / "state.json").read_text())
             names = [each["filename"] for each in state["_data_files"]]
-            if any(state[key] for key in state if key.startswith("_indices")):
+            told = [state[key] for key in state if key.startswith("_indices")]
+            told += [each["transforms"] for each in state.get("_inplace_history") or ()]
+            told += [_is_part(folder, each) for each in state["_data_files"]]
+            if any(told):
                 raise InvalidValue(
                     f"{os.fspath(folder)} was saved by version 1 of datasets with all rows, and "
-                    f"the indices of those that it keeps ({index.name}); load it with that "
-                    "version, call flatten_indices(), and save the result"
+                    f"the indices of those that it keeps, or changes to make ({index.name}); load "
+                    "it with that version, call flatten_indices(), and save the result"
                 )
         for name in names:
             if name in ("", ".", "..") or {*name} & {"/", "\\", "\0"}:
@@ -466,6 +514,14 @@ def _read_saved(folder: epath.Path) -> list[epath.Path]:
             f"{os.fspath(folder)} is not a data set that was saved to disk whole: {index.name} "
             f"cannot be read ({error!r}); save it again, or give a glob of files"
         ) from error
+
+
+def _is_part(folder: epath.Path, file: Mapping[str, Any]) -> bool:
+    """Whether a saved data set of version 1 has some rows of a file alone."""
+    skip, take = file.get("skip"), file.get("take")
+    if skip or take in (None, -1):
+        return bool(skip)
+    return take != sum(rows for _, rows, _ in _open_arrow(folder / file["filename"]).groups)
 
 
 def is_saved(paths: files.Paths) -> bool:

@@ -12,8 +12,11 @@ from pipeline.text.turns import (
     BESIDE_TURNS,
     NOT_RENDERED,
     ROLES,
+    UNANSWERED,
     WEIGHTS_OF_TURNS,
+    is_empty,
     note_media,
+    note_role,
     read_turns,
     require_role,
     weigh,
@@ -47,10 +50,10 @@ class Chat:
         content: the field of a turn that holds its text, or a list of `{"type": "text", …}`.
         last_only: whether the last turn that has a weight is the only one with loss.
         null: the text of a turn whose content is null or missing; default None: that is an error.
-        unknown: what to do with other fields of a turn that hold text or lists, such as calls of
-            tools or reasoning, and with `system`, `tools`, `functions`, `documents` and
-            `chat_template_kwargs` of the record: "count" (default) leaves them out, and `prepare`
-            logs how many records have them; "error" refuses the record.
+        unknown: what to do with other fields of a turn or a part that are not null or empty, such
+            as calls of tools, reasoning or a mask, and with `system`, `tools`, `functions`,
+            `documents` and `chat_template_kwargs` of the record: "count" (default) leaves them out,
+            and `prepare` logs how many records have them; "error" refuses the record.
 
     Raises:
         ValueError: `weights` does not map roles to numbers, or another argument is not as above.
@@ -93,11 +96,14 @@ class Chat:
         for number, turn in enumerate(read_turns(record[self.messages], f"its {self.messages}")):
             what = f"turn {number} of its {self.messages}"
             role = self._role(turn, what)
+            note_role(role, known)
             weight, content = self.weights.get(role, 0.0), self._content(turn, what)
             if len(turn) > 2:
                 others = (name for name in turn if name not in (*fields, *WEIGHTS_OF_TURNS))
                 self._note_others(turn, others, "turns with", what)
                 weight = weigh(turn, weight, what, fields)
+            if weight and not content.strip():
+                note(UNANSWERED, what)
             spans.append((_open(self.before, role, known), 0.0))
             spans.append((content + close, weight))
         if not spans:
@@ -117,22 +123,31 @@ class Chat:
 
     def _content(self, turn: Mapping[str, Any], what: str) -> str:
         content = turn.get(self.content)
+        content = None if isinstance(content, list) and not content else content
         if is_null(content) and self.null is None:
             raise _lacks(turn, self.content, "content", what)
-        parts = content if isinstance(content, list) else []
-        if parts and all(
-            isinstance(part, Mapping) and part.get("type") == "text" for part in parts
-        ):
-            return "".join(as_text(part.get("text"), f"a part of {what}") for part in parts)
-        return as_text(content, f"the {self.content} of {what}", self.null)
+        if not isinstance(content, list):
+            return as_text(content, f"the {self.content} of {what}", self.null)
+        if not all(isinstance(part, Mapping) and part.get("type") == "text" for part in content):
+            raise InvalidValue(
+                f"the {self.content} of {what} holds list ({content!r:.60}), and each part must be "
+                "{'type': 'text', 'text': …}; leave others out of the records, or give a function "
+                "as the template that returns templates.Slots in their place"
+            )
+        for part in content:
+            others = (name for name in part if name not in ("type", "text"))
+            self._note_others(part, others, "parts with", f"a part of {what}")
+        return "".join(
+            as_text(part.get("text"), f"a part of {what}", self.null) for part in content
+        )
 
     def _note_others(
         self, fields: Mapping[str, Any], names: Iterable[str], where: str, what: str
     ) -> None:
-        """Notes or refuses fields of a turn or a record that hold text or lists."""
+        """Notes or refuses fields of a turn, a part or a record that are not rendered."""
         for name in names:
             value = fields[name] if name in fields and name != self.messages else None
-            if not isinstance(value, str | bytes | list | tuple | Mapping) or not value:
+            if is_empty(value):
                 continue
             if self.unknown == "error":
                 raise InvalidValue(

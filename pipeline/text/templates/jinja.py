@@ -20,8 +20,11 @@ from pipeline.text.turns import (
     BESIDE_TURNS,
     NOT_RENDERED,
     ROLES,
+    UNANSWERED,
     WEIGHTS_OF_TURNS,
+    is_empty,
     note_media,
+    note_role,
     read_turns,
     require_role,
     weigh,
@@ -43,6 +46,7 @@ TAKEN = re.compile("[\ufdd0-\ufdef]")
 NULLS = "have nulls inside of a field of a turn, or of tools, which the template may spell"
 CHANGED = "have turns whose content the template changes or leaves out"
 ENDLESS = "have an answer that ends without a special token, so a model does not learn to stop"
+ARGUMENTS = "have a call whose arguments are no object, which a template may quote as a text"
 WEIGHED = "have a turn with a weight that is none of the assistant, and is not learnt"
 # Fields of the reasoning of an answer.
 REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -166,7 +170,10 @@ class Jinja:
             is_last = number + 1 == len(regions) or regions[number + 1].turn != region.turn
             if is_last and [own for text, own in answer.parts if text.strip()][-1:] != [True]:
                 note(ENDLESS, place)
-            spans += [(before, 0.0), (answer, weigh(turns[region.turn], 1.0, place))]
+            weight = weigh(turns[region.turn], 1.0, place)
+            if weight and not any(text.strip() and not own for text, own in answer.parts):
+                note(UNANSWERED, place)
+            spans += [(before, 0.0), (answer, weight)]
         return [*spans, (rest, 0.0)] if rest or not spans else spans
 
     def _find_sought(self, template: str) -> tuple[str, str]:
@@ -253,18 +260,19 @@ class Jinja:
             return False
 
         for name in dict.fromkeys(name for turn in turns for name in turn):
-            holders = [
-                n for n, turn in enumerate(turns) if turn.get(name) and any(texts_in(turn[name]))
-            ]
+            holders = [n for n, turn in enumerate(turns) if not is_empty(turn.get(name))]
             if name in ("role", "content", *WEIGHTS_OF_TURNS) or not holders:
                 continue
             if is_unused([{key: turn[key] for key in turn if key != name} for turn in turns]):
                 first = turns[holders[0]][name]
                 place = f"turn {holders[0]} of its {self._messages}"
-                note(
-                    NOT_RENDERED.format("turns with", name),
-                    f"{place} has {first!r:.60}",
-                )
+                note(NOT_RENDERED.format("turns with", name), f"{place} has {first!r:.60}")
+        found: dict[str, Any] = {}
+        for part in (part for turn in turns for part in _parts(turn)):
+            found = {name: each for name, each in part.items() if not is_empty(each)} | found
+        for name in sorted(found.keys() - {"type", *TEXTS}):
+            if is_unused([_without(turn, name) for turn in turns]):
+                note(NOT_RENDERED.format("parts with", name), f"one has {found[name]!r:.60}")
         if tools and is_unused(turns, tools=None):
             about = NOT_RENDERED.format("a field", self._tools)
             note(about, f"it has {tools!r:.60}")
@@ -277,7 +285,7 @@ class Jinja:
         for name in BESIDE_TURNS:
             value = record.get(name) if name != self._tools else None
             spelt = isinstance(value, str) and value.strip() in text
-            if isinstance(value, str | list | Mapping) and value and not spelt:
+            if not is_empty(value) and not spelt:
                 note(NOT_RENDERED.format("a field", name), f"it has {value!r:.60}")
 
 
@@ -301,11 +309,24 @@ def _note_contents(turns: Sequence[Mapping[str, Any]], text: str, what: str) -> 
             note(WEIGHED, place)
 
 
-def _contents(turn: Mapping[str, Any]) -> list[str]:
-    """The texts in the content of a turn."""
+def _parts(turn: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The parts of the content of a turn; a text is one."""
     content = turn.get("content")
     parts = content if isinstance(content, list) else [{"text": content}]
-    found = [part.get("text") for part in parts if isinstance(part, Mapping)]
+    return [part for part in parts if isinstance(part, Mapping)]
+
+
+def _without(turn: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A turn without a field of the parts of its content."""
+    if not isinstance(turn.get("content"), list):
+        return turn
+    parts = [{key: part[key] for key in part if key != name} for part in _parts(turn)]
+    return {**turn, "content": parts}
+
+
+def _contents(turn: Mapping[str, Any]) -> list[str]:
+    """The texts in the content of a turn."""
+    found = [part.get("text") for part in _parts(turn)]
     return [each for each in found if isinstance(each, str)]
 
 
@@ -313,9 +334,14 @@ def _read_turn(turn: Mapping[str, Any], what: str) -> dict[str, Any]:
     """A turn without nulls but that of its content; refuses text that is no text, or not there."""
     found = {key: decode_bytes(each) for key, each in turn.items() if not is_null(each)}
     _require_text(found, what)
-    require_role(str(found.get("role")), ROLES)
+    require_role(role := str(found.get("role")), ROLES)
+    note_role(role, ROLES)
     if calls := _read_tools(found.pop("tool_calls", None), f"the tool_calls of {what}"):
         found["tool_calls"] = calls
+        functions = [call.get("function", call) for call in map(_read_call, calls)]
+        for each in functions:
+            if isinstance(each, Mapping) and not isinstance(each.get("arguments", {}), Mapping):
+                note(ARGUMENTS, f"{what} has {each['arguments']!r:.60}")
     if isinstance(content := found.get("content"), list):
         found["content"] = [_read_part(part, what) for part in content]
     if "content" in turn and "content" not in found:
@@ -344,6 +370,8 @@ def _read_part(part: Any, what: str) -> Any:
     found = {key: each for key, each in part.items() if not is_null(each)}
     kind = found.get("type", "text")
     media = [name for name in ("image", "image_url", "video", "audio") if found.get(name)]
+    if kind in TEXTS and not {*found} - {"type"}:
+        raise InvalidValue(f"{what} has a part without text; correct the record, or give it a text")
     if kind not in TEXTS or media:
         raise InvalidValue(
             f"{what} has a part of the type {(media or [kind])[0]!r}, and a chat template would "

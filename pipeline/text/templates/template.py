@@ -10,7 +10,7 @@ import numpy as np
 from pipeline.errors import InvalidValue
 from pipeline.text.features import Feature
 from pipeline.text.templates.slots import Slots
-from pipeline.text.values import as_text, decode_bytes
+from pipeline.text.values import as_text, decode_bytes, note, watch
 
 MOST = float(np.finfo(np.float32).max)  # that a weight can be
 
@@ -114,6 +114,8 @@ def fill(
                 f"{' and '.join(tokens) or 'none'}, and arrays by feature for others "
                 f"({', '.join(arrays or ()) or 'none'}), which features= describe"
             )
+        for side in found.keys() & (arrays or {}).keys():
+            _note_others(found[side], (arrays or {})[side])
         return {
             side: _fill_nodes(traits.nodes, each, tokens[side]) if side in tokens else each
             for side, each in found.items()
@@ -127,6 +129,13 @@ def fill(
             f"it does not suit the template {name}: {reason}. Its fields are "
             f"{', '.join(map(str, record))}; correct it, or give another template"
         ) from error
+
+
+def _note_others(given: Mapping[str, Any], features: Mapping[str, Any]) -> None:
+    """Notes values that a template returned, and no feature describes."""
+    for name in given.keys() - features.keys():
+        about = f"have values of {name!r} by the template, which no feature describes"
+        note(about, f"{given[name]!r:.60}")
 
 
 def _fill_nodes(
@@ -170,8 +179,9 @@ def apply(template: Template, record: Mapping[str, Any]) -> Any:
 
 
 def _apply(template: Template, record: Mapping[str, Any], traits: Traits) -> Any:
-    as_is = traits.takes_bytes or not isinstance(record, dict)
-    return template(record if as_is else decode_bytes(record))  # type: ignore[arg-type]
+    if isinstance(record, dict) and not traits.takes_bytes:
+        record = decode_bytes(dict(dict.items(record)))  # of one that is watched, none is read yet
+    return template(watch(record))
 
 
 def check(given: Any) -> list[tuple[str, float, Mapping[str, Any]]]:
@@ -209,6 +219,8 @@ def _values_of(
     """The values of the tokens of a span by feature, `[1, *shape]`; of `Slots`, see `Filled`."""
     slots = text.values(features) if isinstance(text, Slots) and features is not None else {}
     values: dict[str, np.ndarray] = {}
+    if given and features is not None:
+        _note_others(given, features)
     for name, feature in (features or {}).items():
         if name in given:
             one = dataclasses.replace(feature, of="example", to=None)

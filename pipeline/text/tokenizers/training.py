@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from etils import epath
 
-from pipeline.errors import InvalidValue
+from pipeline.errors import InvalidValue, counted
 from pipeline.fs.atomic import as_path, atomic_write, directory_lock
 from pipeline.text.fingerprints import fingerprint
 from pipeline.text.sources.source import Sharded, Source, sharded, text_of, with_place
@@ -78,7 +78,7 @@ def train_sentencepiece(
     if not path.exists():
         with directory_lock(path.parent, "training a tokenizer"):
             if not path.exists():
-                proto = _train(_sample(texts, seed), vocab_size)
+                proto = _train(Sample(texts, seed), vocab_size)
                 for place, content in ((note, json.dumps(about, indent=1).encode()), (path, proto)):
                     with atomic_write(place) as file:
                         file.write(content)
@@ -93,11 +93,50 @@ def train_sentencepiece(
     return SentencePiece(path, begin=begin, end=end)
 
 
-def _train(texts: Iterator[str], vocab_size: int) -> bytes:
+class Sample:
+    """Texts of up to `SAMPLE_BYTES` in total, in order, from the beginnings of spread shards.
+
+    Attributes:
+        bytes: of the texts that were taken so far.
+        failures: the number of records that failed so far, which `prepare` reports or skips.
+        failed: the error of the first of them, with its place; "" if there is none.
+    """
+
+    def __init__(self, texts: Sequence[tuple[Sharded, Any]], seed: int):
+        self._texts, self._seed = texts, seed
+        self.bytes, self.failures, self.failed = 0, 0, ""
+
+    def __iter__(self) -> Iterator[str]:
+        every = [
+            (source, field, shard) for source, field in self._texts for shard in source.shards()
+        ]
+        count = min(len(every), SAMPLED)
+        # One shard of each of `count` equal stretches.
+        within = np.random.Philox(key=self._seed).random_raw(count) / 2**64
+        for number in ((np.arange(count) + within) * (len(every) / max(count, 1))).astype(int):
+            source, field, shard = every[number]
+            end = self.bytes + SAMPLE_BYTES // count
+            blocks = source.read(shard)
+            for block, at in ((each, at) for each in blocks for at in range(len(each.records))):
+                if self.bytes >= end:
+                    break
+                try:
+                    found = _texts_of(block.records[at], field)
+                except OSError:
+                    raise
+                except Exception as error:
+                    self.failures += 1
+                    self.failed = self.failed or f"{with_place(error, block.where(at))}"
+                    continue
+                yield from found
+                self.bytes += sum(len(text.encode()) for text in found)
+
+
+def _train(sample: Sample, vocab_size: int) -> bytes:
     proto = io.BytesIO()
     try:
         library().SentencePieceTrainer.train(
-            sentence_iterator=texts,
+            sentence_iterator=iter(sample),
             model_writer=proto,
             model_type="bpe",
             vocab_size=vocab_size,
@@ -115,39 +154,21 @@ def _train(texts: Iterator[str], vocab_size: int) -> bytes:
             minloglevel=2,
         )
     except RuntimeError as error:
+        failed = f"{counted(sample.failures, 'record')} failed, first {sample.failed}"
+        if not sample.bytes:
+            why = failed if sample.failed else "all records that were read are empty"
+            raise InvalidValue(f"there is no text to train a tokenizer on: {why}") from error
         seen = str(error).rpartition("] ")[2].rstrip(".")  # without its place in the C++ source
         raise InvalidValue(
-            f"sentencepiece cannot make {vocab_size:,} pieces of this text: {seen}; choose another "
-            "vocab_size, or give more text"
+            f"sentencepiece cannot make {vocab_size:,} pieces of {sample.bytes:,} bytes of text: "
+            f"{seen}; choose another vocab_size, or give more text"
+            f"{f' ({failed})' if sample.failed else ''}"
         ) from error
+    if sample.failed:
+        logger.warning(
+            "the tokenizer is trained without the records that fail; first %s", sample.failed
+        )
     return proto.getvalue()
-
-
-def _sample(texts: Sequence[tuple[Sharded, Any]], seed: int) -> Iterator[str]:
-    """Texts of up to `SAMPLE_BYTES` in total, in order, from the beginnings of spread shards."""
-    every = [(source, field, shard) for source, field in texts for shard in source.shards()]
-    count = min(len(every), SAMPLED)
-    failed = ""
-    # One shard of each of `count` equal stretches.
-    within = np.random.Philox(key=seed).random_raw(count) / 2**64
-    for number in ((np.arange(count) + within) * (len(every) / max(count, 1))).astype(int):
-        source, field, shard = every[number]
-        left = SAMPLE_BYTES // count
-        blocks = source.read(shard)
-        for block, at in ((each, at) for each in blocks for at in range(len(each.records))):
-            if left <= 0:
-                break
-            try:
-                found = _texts_of(block.records[at], field)
-            except OSError:
-                raise
-            except Exception as error:  # `prepare` raises it, or skips the record
-                failed = failed or f"{with_place(error, block.where(at))}"
-                continue
-            yield from found
-            left -= sum(len(text.encode()) for text in found)
-    if failed:
-        logger.warning("the tokenizer is trained without the records that fail; first %s", failed)
 
 
 def _texts_of(record: Any, field: Any) -> Any:

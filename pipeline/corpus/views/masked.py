@@ -7,8 +7,7 @@ import numpy as np
 from pipeline.corpus import prng
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.side import Side
-from pipeline.corpus.stored.gather import Fields
-from pipeline.corpus.stored.reader import Pieces
+from pipeline.corpus.stored.gather import Fields, Pieces
 from pipeline.corpus.tasks import INPUTS
 from pipeline.corpus.view import DrawnView
 from pipeline.errors import require_share, require_whole

@@ -41,13 +41,13 @@ class Tree:
         self.root, self.parent = self.above == 0, np.arange(len(above)) - self.above
         self.branch = ~self.root
         self.branch[self.parent[~self.root]] = False
-        # From the children of prefixes down.
-        self._levels: list[np.ndarray] = []
-        level = self.root
-        while len(below := np.flatnonzero(level[self.parent] & ~self.root)):
-            self._levels.append(below)
-            level = np.zeros_like(self.root)
-            level[below] = True
+        # The nodes on the way to a prefix, counted by ways that double.
+        depth, upper = (~self.root).astype(np.int64), self.parent
+        while depth[upper].any():
+            depth, upper = depth + depth[upper], upper[upper]
+        order = np.argsort(depth, kind="stable")
+        ends = np.flatnonzero(np.diff(depth[order])) + 1
+        self._levels = np.split(order, ends)[1:]  # from the children of prefixes down
 
     @property
     def counts(self) -> np.ndarray:

@@ -7,8 +7,7 @@ import numpy as np
 
 from pipeline.corpus.interface import AnyCorpus, computed
 from pipeline.corpus.side import Side
-from pipeline.corpus.stored.gather import Fields
-from pipeline.corpus.stored.reader import Pieces
+from pipeline.corpus.stored.gather import Fields, Pieces
 from pipeline.corpus.view import ChangedView
 from pipeline.errors import InvalidValue, suggest_option
 from pipeline.text.features import Feature, check_features

@@ -14,10 +14,9 @@ import numpy as np
 
 from pipeline.corpus.interface import AnyCorpus, SingleCorpus, computed
 from pipeline.corpus.nodes import Nodes
-from pipeline.corpus.stored.gather import Fields, gather
-from pipeline.corpus.stored.reader import Pieces
+from pipeline.corpus.stored.gather import Fields, Pieces, gather
 from pipeline.corpus.tasks import ABOVE, CAUSAL
-from pipeline.corpus.trees import Shape, Tree, divide_columns
+from pipeline.corpus.views.trees import Shape, Tree, divide_columns
 from pipeline.errors import InvalidValue, counted, require_whole
 from pipeline.planning.layout import count_before, ranges
 from pipeline.text.features import (
@@ -68,7 +67,7 @@ class Groups(SingleCorpus):
                 f"{nodes!r} is damaged: its nodes do not make groups; prepare it again"
             )
         self._lay_out()
-        self._max_length, self._num_alike = max_length, 0
+        self._max_length, self._num_alike, self._num_partly = max_length, 0, 0
         if max_length is not None:
             self._cut(max_length)
         if nodes.files is not None:
@@ -105,6 +104,12 @@ class Groups(SingleCorpus):
         if longest <= max_length:
             return self
         cut = Groups(self.nodes, max_length)
+        if cut._num_partly:
+            logger.warning(
+                f"{cut._num_partly:,} of {counted(len(self), 'group')} stay, though cut to "
+                f"{max_length:,} columns some of their continuations are the same; give a longer "
+                "bucket"
+            )
         if alike := cut._num_alike:
             logger.warning(
                 f"{alike:,} of {counted(len(self), 'group')} are left out: cut to {max_length:,} "
@@ -138,13 +143,13 @@ class Groups(SingleCorpus):
             middle = (low + high + 1) // 2
             fits = total(np.minimum(own, middle[of])) <= room
             low, high = np.where(fits, middle, low), np.where(fits, high, middle - 1)
-        alike = self._find_alike(tree, places, low[of])
+        alike, partly = self._find_alike(tree, places, low[of])
         kept = np.minimum(own, low[of])
         cut, left = np.flatnonzero(own > kept), room - total(kept)
         kept[cut] += count_before(of[cut], np.ones_like(cut)) < left[of[cut]]
         sizes[places] = kept
         sizes[np.isin(group, alike)] = 0
-        self._num_alike = len(alike)
+        self._num_alike, self._num_partly = len(alike), len(partly)
         self._sizes = sizes.astype(np.uint32)
         self._lay_out()
         if self._side.weighted:  # weights of the rest are not counted
@@ -152,32 +157,38 @@ class Groups(SingleCorpus):
         tokens = f"{self.identity['tokens']} cut to {max_length}"
         self.identity = {**self.identity, "tokens": tokens}
 
-    def _find_alike(self, tree: Tree, places: np.ndarray, most: np.ndarray) -> np.ndarray:
+    def _find_alike(
+        self, tree: Tree, places: np.ndarray, most: np.ndarray
+    ) -> tuple[list[int], list[int]]:
         """The groups whose continuations differ, but not in the first tokens that stay.
 
-        `places` are the nodes that are continuations, and `most` the tokens that stay of each; one
-        that has a token more, since a group has room for it, is compared without.
+        And those of which that is true of some. `places` are the nodes that are continuations, and
+        `most` the tokens that stay of each; one that has a token more, since a group has room for
+        it, is compared without.
         """
         group = (np.cumsum(tree.root) - 1)[places]
         own = self._sizes[places].astype(np.int64)
         shown, parent = np.minimum(own, most), tree.parent[places]
-        first = np.searchsorted(group, group)  # of the group of each
-        like = (shown == shown[first]) & (parent == parent[first])
-        wanted = (np.bincount(group, ~like) == 0) & (np.bincount(group) > 1)
-        chosen = np.flatnonzero(wanted[group]) if len(group) else group
-        heads: dict[int, set[bytes]] = {}
-        wholes: dict[int, set[bytes]] = {}
+        # Those that have as many tokens, after one parent, as another one, of which some are cut.
+        kinds = parent * (1 + shown.max(initial=0)) + shown
+        _, kind, counts = np.unique(kinds, return_inverse=True, return_counts=True)
+        wanted = (counts > 1) & (np.bincount(kind, own > most) > 0)
+        chosen = np.flatnonzero(wanted[kind])
+        # By group and kind, the tokens that stay, and all.
+        heads: dict[tuple[int, int], set[bytes]] = {}
+        wholes: dict[tuple[int, int], set[bytes]] = {}
         which, sizes = places[chosen], own[chosen]
         for mine, fields in self._side.read_blocks(which, 0 * which, sizes):
-            ends = np.cumsum(sizes[mine])
-            parts = np.split(fields["inputs"], ends[:-1])
-            for number, part, stay in zip(
-                group[chosen[mine]].tolist(), parts, most[chosen[mine]].tolist(), strict=True
-            ):
-                heads.setdefault(number, set()).add(part[:stay].tobytes())
-                wholes.setdefault(number, set()).add(part.tobytes())
-        alike = [each for each, some in heads.items() if len(some) == 1 < len(wholes[each])]
-        return np.array(alike, np.int64)
+            parts = np.split(fields["inputs"], np.cumsum(sizes[mine])[:-1])
+            at = chosen[mine]
+            keys = zip(group[at].tolist(), kind[at].tolist(), strict=True)
+            for key, part, stay in zip(keys, parts, most[at].tolist(), strict=True):
+                heads.setdefault(key, set()).add(part[:stay].tobytes())
+                wholes.setdefault(key, set()).add(part.tobytes())
+        fewer = {key for key, some in heads.items() if len(some) < len(wholes[key])}
+        total = np.bincount(group)
+        alike = {of for of, n in fewer if counts[n] == total[of] and len(heads[of, n]) == 1}
+        return [*alike], [*({of for of, _ in fewer} - alike)]
 
     @computed
     def silent(self) -> np.ndarray:

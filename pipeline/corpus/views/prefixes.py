@@ -6,10 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.bar import Bar
 from pipeline.corpus.tasks import CAUSAL
 from pipeline.errors import InvalidValue, counted, require_whole
 from pipeline.text.features import TOKENS, WEIGHTS, Feature
 from pipeline.text.ragged import Ragged, divide_arrays
+
+SHOWN_AFTER = 1.0  # seconds until there is a bar, since a trainer may call this for each update
 
 
 def find_prefixes(
@@ -125,7 +128,8 @@ def _find_groups(
 
     roots: dict[int, _Node] = {}  # by the lowest number of a sample
     size, path, stack, first, lowest = 0, np.zeros(0, np.int64), list[_Node](), 0, 0
-    for number in sorted(range(len(keys)), key=keys.__getitem__):
+    order = sorted(range(len(keys)), key=keys.__getitem__)
+    for number in Bar("finding prefixes", order, unit=" sample", delay=SHOWN_AFTER):
         begin, count = int(begins[number]), int(counts[number])
         mine = np.arange(begin, begin + count)
         shared = count_shared(path, mine)

@@ -8,8 +8,7 @@ import numpy as np
 from pipeline.corpus import prng
 from pipeline.corpus.interface import AnyCorpus, computed
 from pipeline.corpus.side import Side
-from pipeline.corpus.stored.gather import Fields, gather
-from pipeline.corpus.stored.reader import Pieces
+from pipeline.corpus.stored.gather import Fields, Pieces, gather
 from pipeline.corpus.tasks import CAUSAL
 from pipeline.corpus.view import DrawnView
 from pipeline.errors import InvalidValue, require_one_of, require_share, require_whole

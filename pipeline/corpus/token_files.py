@@ -92,10 +92,21 @@ def keep_array(key: Any, make: Callable[[], np.ndarray]) -> np.ndarray:
 
 
 def between(
-    path: epath.Path, edges: np.ndarray, count: int, what: str = "tokens"
+    path: epath.Path,
+    edges: np.ndarray,
+    count: int,
+    what: str = "tokens",
+    *,
+    of: epath.Path | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Where each of the things between edges begins, and its size; refuses edges out of order."""
+    """Where each of the things between edges begins, and its size; refuses edges out of order.
+
+    `path` holds the edges. `of` is the file with the `count` things, if that is another one.
+    """
     edges = edges.astype(np.int64)
+    ordered = len(edges) > 1 and edges[0] == 0 and not (np.diff(edges) < 0).any()
+    if of is not None and ordered:
+        require_size(of, count, path, int(edges[-1]))
     if not len(edges) or (edges[0], edges[-1]) != (0, count) or (np.diff(edges) < 0).any():
         raise damaged(
             path,
@@ -103,6 +114,18 @@ def between(
             "ascending from 0 to that number, as np.append(0, np.cumsum(lengths))",
         )
     return edges[:-1], np.diff(edges)
+
+
+def require_size(path: epath.Path, tokens: int, index: epath.Path, due: int) -> None:
+    """Refuses a file whose number of tokens is not the one that the file `index` is written for."""
+    if tokens == due:
+        return
+    first, second = (path, index) if tokens < due else (index, path)
+    raise InvalidValue(
+        f"{os.fspath(first)} is cut short, or does not belong to {os.fspath(second)}: "
+        f"{path.name} has {tokens:,} tokens, and {index.name} is written for {due:,}; copy both "
+        "again"
+    )
 
 
 def read_numbers(path: epath.Path, dtype: np.dtype, skip: int = 0) -> np.ndarray:
@@ -128,12 +151,19 @@ def divide(
     columns, paths = {TOKENS: arrays}, files.find(masks) if masks else []
     if paths:
         columns[WEIGHTS] = [read_numbers(path, np.dtype(bool)) for path in paths]
-    sizes = [", ".join(f"{len(each)}" for each in some) for some in columns.values()]
-    if len({*sizes}) > 1:
+    a_mask = "with a byte for each token, 1 to train on it"
+    if paths and len(paths) != len(arrays):
         raise InvalidValue(
-            f"the files of weights have {sizes[1]} bytes for {sizes[0]} tokens; give a file with a "
-            "byte for each token, 1 to train on it, for each file of tokens"
+            f"there are {len(paths)} files of weights for {len(arrays)} of tokens; give a file "
+            f"{a_mask}, for each file of tokens"
         )
+    for path, mask, values, of in zip(paths, columns.get(WEIGHTS, ()), arrays, found, strict=False):
+        if len(mask) != len(values):
+            cut = "is cut short, or " if len(mask) < len(values) else ""
+            raise InvalidValue(
+                f"{os.fspath(path)} {cut}does not belong to {os.fspath(of)}: it has {len(mask):,} "
+                f"bytes for {len(values):,} tokens; give a file {a_mask}"
+            )
     firsts, groups = np.cumsum([0, *map(len, arrays)]), []
     begins = np.concatenate([at + n for (at, _), n in zip(borders, firsts, strict=False)])
     counts = np.concatenate([each for _, each in borders])
