@@ -119,6 +119,7 @@ def train(config: ConfigDict, workdir: epath.Path) -> int:
             corpus, held_out = trainer.prepare_run(config, schedule, workdir)
         with clock("plan"):
             schedule = schedule.fit(corpus)  # the shapes of batches
+            schedule = trainer.choose_tiers(config, schedule, corpus, sharding)
             plan = schedule.plan(corpus)
         layout = trainer.choose_layout(config, corpus, sharding)  # sharding, order, features
         batches = pipeline.Batches(corpus, plan.onward(saved.step), **layout)

@@ -16,6 +16,8 @@ python -m benchmarks pictures              # pictures decoded ahead, packed, and
 python -m benchmarks speech                # frames and letters, packed, sorted, by a budget
 python -m benchmarks stream                # a Grain data set as it comes, beside Grain's packers
 python -m benchmarks tokens                # token files in place, beside a prepared corpus
+python -m benchmarks mixture               # 1, 35 and 300 corpora, beside Grain's mixtures
+python -m benchmarks curriculum            # a model that sees short rows first
 """
 
 import argparse
@@ -29,6 +31,7 @@ SECTIONS = ("planner", "balance", "loader", "resume", "change", "growth")
 NAMED = (
     *("fill", "scale", "peers", "tiers", "why", "remote", "updates", "groups"),
     *("sides", "tokens", "stream", "pictures", "speech", "histograms"),
+    *("mixture", "curriculum"),
 )
 # The options that a section has; of the sections that run by default, beside the lengths.
 OPTIONS = {
@@ -38,6 +41,7 @@ OPTIONS = {
     "scale": ("examples",),
     "peers": ("text", "interpreter", "row_length"),
     "tiers": ("processes",),
+    "mixture": ("corpora",),
     "why": ("steps", "seed"),
     "pictures": ("steps",),
     "groups": ("widths",),
@@ -84,6 +88,9 @@ def main() -> None:
     )
     parser.add_argument(
         "--processes", type=int, nargs="+", default=[2, 4], help="for tiers: how many (2 4)"
+    )
+    parser.add_argument(
+        "--corpora", type=int, nargs="+", default=[1, 35, 300], help="for mixture (1 35 300)"
     )
     parser.add_argument("--steps", type=int, default=400, help="for why and pictures (400)")
     parser.add_argument(

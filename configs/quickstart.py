@@ -72,8 +72,12 @@ def get_config() -> ConfigDict:
     # run may continue on. Not given: of the number that it begins with.
     config.batches.row_multiple = config_dict.placeholder(int)
     # Steps whose rows are sorted, so that the rows of a batch cost the same. Not given:
-    # `accumulate`.
+    # `accumulate`, if attention skips other segments and devices then wait less; or 1.
     config.batches.tiers = config_dict.placeholder(int)
+    # "short_first": short buckets come first, in each of `cycles` parts of an epoch. Not given:
+    # buckets are spread evenly.
+    config.batches.curriculum = config_dict.placeholder(str)
+    config.batches.cycles = config_dict.placeholder(int)
     config.batches.packing = "best_fit"
     # Segments begin at multiples of this. Not given: anywhere.
     config.batches.align = config_dict.placeholder(int)

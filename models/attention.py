@@ -285,6 +285,26 @@ def choose(
     return Choice("blocked", "it needs no L×S array and skips other segments", faster)
 
 
+def skips_segments(
+    implementation: str, dtype: jnp.dtype, length: int, *, head_width: int, grouped: bool = False
+) -> bool:
+    """Return whether attention in rows of this length computes no scores between segments.
+
+    So rows of long segments take longer. Options are those of `make_attention`; `grouped` says
+    whether rows have groups. The mesh is the present one.
+    """
+    if implementation in SKIPPING and not _find_flaw_here(
+        implementation, offsets=True, grouped=grouped, causal=True, window=None
+    ):
+        return True
+    if implementation in ("auto", *SKIPPING):
+        platform = jax.default_backend()
+        choice = choose(platform, jnp.dtype(dtype), length, length, head_width=head_width)
+        implementation = (_under_context(choice) if splits_length() else choice).implementation
+    in_kernel = splash_available() and not grouped and not splits_length()
+    return implementation == "blocked" or (implementation == "splash" and in_kernel)
+
+
 UNMEASURED = (
     "from Hopper on, 'cudnn_packed' and 'tokamax' skip other segments, and may be faster; "
     "benchmarks/accelerator.py measures them"

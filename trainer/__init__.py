@@ -1,6 +1,7 @@
 """The parts of train.py that know its config: its corpora, its schedule of batches, its log."""
 
 from trainer import launch
+from trainer.balance import choose_tiers
 from trainer.checkpoint import Checkpoints
 from trainer.config import (
     check_config,
@@ -34,6 +35,7 @@ __all__ = [
     "check_warmup",
     "choose_layout",
     "choose_network",
+    "choose_tiers",
     "compile_steps",
     "default_workdir",
     "describe_run",

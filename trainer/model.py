@@ -75,6 +75,14 @@ def choose_features(config: ConfigDict, corpus: AnyCorpus) -> list[str] | None:
     return [*corpus.features, *of_text]
 
 
+def transformer_config(config: ConfigDict, corpus: AnyCorpus) -> TransformerConfig:
+    """The sizes of `config.model`, checked."""
+    try:
+        return TransformerConfig(vocab_size=corpus.vocab_size or 0, **config.model)
+    except (TypeError, ValueError) as error:  # its message names the field
+        raise InvalidValue(f"config.model: {error}") from error
+
+
 def choose_network(config: ConfigDict, corpus: AnyCorpus) -> Network:
     """The network that `config.architecture` and `config.model` describe, for a corpus."""
     kind = config.architecture
@@ -92,11 +100,7 @@ def choose_network(config: ConfigDict, corpus: AnyCorpus) -> Network:
             f"config.task.kind is {config.task.kind!r} and config.architecture is {kind!r}; an "
             "encoder sees what follows, so it needs the task 'masked', and only it has that task"
         )
-    try:
-        sizes = TransformerConfig(vocab_size=corpus.vocab_size or 0, **config.model)
-    except (TypeError, ValueError) as error:  # its message names the field
-        raise InvalidValue(f"config.model: {error}") from error
-    options = {}
+    sizes, options = transformer_config(config, corpus), {}
     if kind == "vision_decoder":
         options["patch_size"] = corpus.features["patches"].size
 

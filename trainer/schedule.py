@@ -86,14 +86,19 @@ class Schedule:
         """
         fields = as_json(config)
         begin = {"seed": fields["seed"], **fields["batches"]}
-        if begin.get("tiers") is None:  # the steps of an update are a block
-            begin["tiers"] = config.accumulate
         if begin.get("row_multiple") is None and not saved.step:
             begin["row_multiple"] = multiples(batch_sharding(sharding), config.context_order)[0]
             if isinstance(sharding, DynamicContext):
                 begin["devices"] = sharding.devices
         made = cls.make(begin, fields["schedule"], config.get("mixture"))
         return made.resume(saved.run["schedule"], saved.step) if saved.step else made
+
+    def begin_with(self, **options: Any) -> "Schedule":
+        """The same schedule with more options at step 0, and in its plan if that is fitted."""
+        first, *later = self.entries
+        plan = first.plan and {**first.plan, **options}
+        first = Entry(0, {**first.options, **options}, plan)
+        return dataclasses.replace(self, entries=(first, *later))
 
     @property
     def seed(self) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pipeline
 from pipeline import registry
+from pipeline.planning.options import CURRICULA
 from pipeline.planning.packing import PACKINGS
 from pipeline.planning.pieces import OVERFLOWS
 
@@ -92,6 +93,8 @@ PLANNING: tuple[tuple[str, Any, str], ...] = (
         "what a position costs, of several sides as inputs=1,patches=0.5,images=0 (1)",
     ),
     ("tiers", _whole, "steps among which rows are sorted by cost (1)"),
+    ("curriculum", CURRICULA, "the order of buckets in each cycle (none: evenly spread)"),
+    ("cycles", _whole, "how often in an epoch the curriculum begins (1)"),
     ("attention", ("dense", "segment"), "the attention of the model, by which rows cost (dense)"),
     ("width", _whole, "width of the model: weighs attention against the rest (1024)"),
     ("seed", _whole, "decides every shuffle (0)"),

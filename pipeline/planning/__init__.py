@@ -22,7 +22,7 @@ the modules build on each other:
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.fit import fit_buckets
 from pipeline.planning.lengths import AnyLengths, Exclude
-from pipeline.planning.options import By, Changes, Weights
+from pipeline.planning.options import By, Changes, Curriculum, Weights
 from pipeline.planning.packing import Attention, Packing
 from pipeline.planning.pieces import Overflow
 from pipeline.planning.plan import Plan
@@ -34,6 +34,7 @@ __all__ = [
     "Bucket",
     "By",
     "Changes",
+    "Curriculum",
     "Exclude",
     "Overflow",
     "Packing",

@@ -41,6 +41,9 @@ MOST_COST = 1e9  # of a position
 # An option that may differ between sides: a number, or numbers by name.
 BySide = float | Mapping[str, float]
 
+Curriculum = Literal["short_first"]
+CURRICULA: tuple[Curriculum, ...] = get_args(Curriculum)
+
 By = Literal["tokens", "examples"]
 BY: tuple[By, ...] = get_args(By)
 
@@ -78,6 +81,8 @@ class PlanOptions(PackingOptions, total=False):
     seed: int
     shuffle: bool
     tiers: int
+    curriculum: Curriculum | None
+    cycles: int
     by: By
 
 
@@ -155,6 +160,8 @@ class Options:
     attention: Any = None
     width: Any = None
     tiers: int = 1
+    curriculum: Curriculum | None = None
+    cycles: int = 1
     by: By = "tokens"
 
     def __post_init__(self) -> None:
@@ -169,6 +176,14 @@ class Options:
         put("seed", require_whole("seed", self.seed, 0))
         put("window", require_whole("window", self.window, 1))
         put("tiers", require_whole("tiers", self.tiers, 1))
+        put("cycles", require_whole("cycles", self.cycles, 1))
+        if self.curriculum is not None:
+            require_one_of("curriculum", self.curriculum, CURRICULA)
+        elif self.cycles > 1:
+            raise InvalidValue(
+                f"cycles is {self.cycles}, how often in an epoch a curriculum begins; give "
+                "curriculum='short_first' as well"
+            )
         put("width", require_whole("width", self.width, 1))
         require_one_of("attention", self.attention, ATTENTIONS)
         names = self.buckets[-1].names
@@ -272,12 +287,16 @@ class Options:
         # Of the wider types that `__post_init__` converts; new buckets may bring another model.
         model = getattr(changes.get("buckets"), "model", {})
         values: Any = {"align": unify(self.align), "cost": unify(self.cost), **model, **changes}
+        if values.get("curriculum", self.curriculum) is None:
+            values.setdefault("cycles", 1)
         return dataclasses.replace(self, **values)
 
     def as_json(self, names: Iterable[str] | None = None) -> dict[str, Any]:
-        """Some options as JSON, by default all; a bucket is `[rows, length]`."""
+        """Some options as JSON, by default all in use; a bucket is `[rows, length]`."""
         every = [field.name for field in dataclasses.fields(self)]
         values = {name: getattr(self, name) for name in (every if names is None else names)}
+        if names is None and self.curriculum is None:
+            del values["curriculum"], values["cycles"]
         if "buckets" in values:
             values["buckets"] = [bucket.as_json for bucket in self.buckets]
         values |= {n: unify(values[n]) for n in ("align", "cost") if n in values}

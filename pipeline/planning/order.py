@@ -1,4 +1,4 @@
-"""Orders: seeded shuffles, dealing rows to batches, and quotas.
+"""Orders: seeded shuffles, dealing rows to batches, quotas, and curricula.
 
 Random bits are the raw output of Philox, a counter-based generator (Salmon et al., 2011), whose
 stream NumPy never changes. Orders come from sorting distinct keys, so that every sorting algorithm
@@ -228,4 +228,53 @@ class Quota:
                 to_left = (number * share + more) // whole
                 to_left = 0 if to_left < 0 else number if to_left > number else to_left
                 todo += (left, to_left), (right, number - to_left)
+        return counts
+
+
+class ShortFirst:
+    """Distributes places as a quota does, but in each cycle takers come in ascending order.
+
+    `cycles` cycles have `places` places, as evenly as whole numbers allow. A cycle has as many
+    places of each taker as the quota gives it there.
+
+    >>> order = ShortFirst(Quota([4, 2]), places=6, cycles=2)
+    >>> [order.between(place, place + 1)[0][0] for place in range(6)]
+    [0, 0, 1, 0, 0, 1]
+
+    It may go on after the first `done` places of a cycle, and end before the place `end`:
+
+    >>> order = ShortFirst(Quota([2, 1]), places=6, cycles=2, done=1, end=3)
+    >>> [order.between(place, place + 1)[0][0] for place in range(3)], order.done(3)
+    ([0, 1, 0], 1)
+    """
+
+    def __init__(
+        self, quota: Quota, *, places: int, cycles: int, done: int = 0, end: int | None = None
+    ):
+        self._quota, self._places, self._cycles = quota, places, cycles
+        self._done, self._end = done, end
+
+    def _around(self, place: int) -> tuple[int, int]:
+        """The first place of the cycle of a place, perhaps below 0, and one past its last one."""
+        number = ((place + self._done + 1) * self._cycles - 1) // self._places
+        begin, end = (n * self._places // self._cycles - self._done for n in (number, number + 1))
+        return begin, end if self._end is None else min(end, self._end)
+
+    def done(self, place: int) -> int:
+        """The number of places before a place in its cycle."""
+        return place - self._around(place)[0]
+
+    def between(self, begin: int, end: int) -> list[tuple[int, int, int]]:
+        """See `Quota.between`."""
+        both = zip(self.before(begin), self.before(end), strict=True)
+        return [(taker, low, high) for taker, (low, high) in enumerate(both) if low < high]
+
+    def before(self, place: int) -> list[int]:
+        """See `Quota.before`."""
+        begin, end = self._around(place)
+        counts, all_counts = self._quota.before(max(begin, 0)), self._quota.before(end)
+        left = place - max(begin, 0)
+        for taker, count in enumerate(all_counts):
+            more = min(count - counts[taker], left)
+            counts[taker], left = counts[taker] + more, left - more
         return counts

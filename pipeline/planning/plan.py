@@ -103,6 +103,12 @@ class Plan:
         tiers: the number of consecutive steps whose rows are sorted by the cost of their attention
             and dealt to these steps again, in each bucket, so that the rows of a batch cost about
             the same; default 1. Together, the steps have the same rows for every value.
+        curriculum: "short_first": in each cycle, batches of the shortest bucket come first, then
+            those of the next longer one, and so on; only the order of buckets changes. Default
+            None: buckets are spread evenly.
+        cycles: how often in an epoch the curriculum begins again; default 1. In a mixture, how
+            often in the steps that take as many tokens as all its corpora have (with
+            `by="examples"`, as many examples): over a cycle shares are met, within it they are not.
         exclude: examples to leave out, as for `after`. Default: none.
 
     Attributes:

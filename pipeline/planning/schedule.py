@@ -5,6 +5,9 @@ whole epoch, whose last batches may be short. The steps of a mixture are in inte
 where a stream ends the rest of an epoch. In an interval, each stream has a constant rate, so a
 quota gives any step without the steps before it.
 
+A curriculum sorts the steps of each of its cycles by bucket. A cycle is a share of an epoch; in a
+mixture, of the steps that take as many tokens as all its corpora have.
+
 Epochs and intervals are made when their steps are needed. Each is a pure function of the rows taken
 before it, so any number of threads may make it.
 """
@@ -16,12 +19,12 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pipeline.planning.options import Options
-from pipeline.planning.order import Purpose, Quota, random_bits, random_key
+from pipeline.planning.order import Purpose, Quota, ShortFirst, random_bits, random_key
 from pipeline.planning.stream import Rows, Stream
 
 # What streams are owed is counted in units of 1 / UNIT row; their pace, in units of 1 / PACE pass.
@@ -52,7 +55,7 @@ class Schedule(abc.ABC):
     """
 
     def __init__(self, start: int, streams: Sequence[Stream], options: Options):
-        self.start = start
+        self.start, self._options = start, options
         self._rows_per_batch = np.array([bucket.rows for bucket in options.buckets])
         # The epoch of the first row of each stream, and that of its first whole epoch.
         self._first, self._later = np.array(
@@ -107,6 +110,12 @@ class Schedule(abc.ABC):
         once = self._rest + self._whole * (self._later == 0)
         return find_first(lambda at: bool((self.before(at).rows > once).any()), self.start) - 1
 
+    def _order(self, quota: Quota, places: int, **cycle: Any) -> Quota | ShortFirst:
+        """The order of buckets: that of a quota, or of cycles, `options.cycles` in `places`."""
+        if self._options.curriculum is None:
+            return quota
+        return ShortFirst(quota, places=places, cycles=self._options.cycles, **cycle)
+
     def block_around(self, step: int, size: int) -> range:
         """The steps of the block of a step, within its epoch; blocks of `size` begin at step 0."""
         epoch, first = self.epoch_of(step), step // size * size
@@ -131,7 +140,7 @@ class Epoch(NamedTuple):
     """Consecutive steps of a single stream: an epoch, or the rest of those in progress."""
 
     start: int  # its first step
-    quota: Quota  # divides its steps among buckets
+    order: Quota | ShortFirst  # divides its steps among buckets
     batches: np.ndarray  # int64 [buckets], those before it
     begin: np.ndarray  # int64 [buckets], the rows of the stream before it
     end: np.ndarray  # int64 [buckets], the rows of the stream before the next one
@@ -142,7 +151,6 @@ class Single(Schedule):
 
     def __init__(self, start: int, stream: Stream, options: Options):
         super().__init__(start, [stream], options)
-        self._shuffle, self._seed = options.shuffle, options.seed
         self._passes: list[PassSteps] = []
         before = 0 * self._rows_per_batch
         for rows in stream.passes:
@@ -162,12 +170,13 @@ class Single(Schedule):
         if known := [epoch for epoch in kept if epoch.start == start]:
             return known[0]
         phase = 0
-        if self._shuffle:
-            key = random_key(self._seed, "buckets", rows.repeats)
+        if self._options.shuffle:
+            key = random_key(self._options.seed, "buckets", rows.repeats)
             bits = random_bits(key, Purpose.BUCKETS, 1, epoch=rows.epoch + times)
             phase = int(bits[0]) % steps
         quota, begin = Quota(batches.tolist(), first=phase), rows.start + times * rows.counts
-        epoch = Epoch(start, quota, before + times * batches, begin, begin + rows.counts)
+        order = self._order(quota, self._passes[-1].steps, end=steps)
+        epoch = Epoch(start, order, before + times * batches, begin, begin + rows.counts)
         self._epochs = (epoch, *kept[: KEPT - 1])
         return epoch
 
@@ -175,7 +184,7 @@ class Single(Schedule):
         """See `Schedule`."""
         epoch = self._epoch_at(step)
         place = step - epoch.start
-        ((shape, number, _),) = epoch.quota.between(place, place + 1)
+        ((shape, number, _),) = epoch.order.between(place, place + 1)
         rows = int(self._rows_per_batch[shape])
         first = int(epoch.begin[shape]) + number * rows
         return shape, [(0, first, min(rows, int(epoch.end[shape]) - first))]
@@ -183,7 +192,7 @@ class Single(Schedule):
     def before(self, step: int) -> Counters:
         """See `Schedule`."""
         epoch = self._epoch_at(step)
-        batches = np.array(epoch.quota.before(step - epoch.start))
+        batches = np.array(epoch.order.before(step - epoch.start))
         rows = np.minimum(epoch.begin + batches * self._rows_per_batch, epoch.end)
         return Counters(epoch.batches + batches, rows[:, None])
 
@@ -203,6 +212,7 @@ class Taken(NamedTuple):
     # `UNIT`; None if the streams are new.
     rows: np.ndarray | None = None
     owed: Sequence[Sequence[int]] = ()
+    done: int = 0  # the steps of the cycle in progress, if there is a curriculum
 
 
 NOTHING = Taken()
@@ -216,7 +226,7 @@ class Interval:
     begin: Counters  # what was taken before it
     owed: Sequence[Sequence[int]]  # for each bucket, the rows owed to each stream, times `UNIT`
     rows_per_batch: np.ndarray  # int64 [buckets]
-    bucket_quota: Quota  # divides steps among buckets
+    bucket_order: Quota | ShortFirst  # divides steps among buckets
     stream_quotas: Sequence[Quota]  # for each bucket, divides its rows among streams
     # For each bucket, the rows of each stream in a step, times `per_step`.
     rates: Sequence[Sequence[int]]
@@ -225,7 +235,7 @@ class Interval:
 
     def before(self, step: int) -> Counters:
         """The batches and rows taken before a step."""
-        steps = np.array(self.bucket_quota.before(step - self.start))
+        steps = np.array(self.bucket_order.before(step - self.start))
         taken = (steps * self.rows_per_batch).tolist()
         of_buckets = zip(self.stream_quotas, taken, strict=True)
         rows = np.array([quota.before(place) for quota, place in of_buckets])
@@ -243,10 +253,15 @@ class Interval:
             for of_bucket in zip(self.owed, self.rates, taken, strict=True)
         ]
 
+    def done_at(self, step: int) -> int:
+        """The steps before a step in its cycle; 0 without a curriculum."""
+        order = self.bucket_order
+        return order.done(step - self.start) if isinstance(order, ShortFirst) else 0
+
     def at(self, step: int) -> tuple[int, list[tuple[int, int, int]]]:
         """See `Schedule.at`."""
         place = step - self.start
-        ((shape, number, _),) = self.bucket_quota.between(place, place + 1)
+        ((shape, number, _),) = self.bucket_order.between(place, place + 1)
         rows, base = int(self.rows_per_batch[shape]), self.begin.rows[shape].tolist()
         ranges = self.stream_quotas[shape].between(number * rows, (number + 1) * rows)
         return shape, [(stream, base[stream] + low, high - low) for stream, low, high in ranges]
@@ -274,6 +289,7 @@ class Mixture(Schedule):
         new = len(streams) - had.shape[1]
         owed = taken.owed or [()] * len(none)
         self._owed = [[*of_bucket, *[0] * new] for of_bucket in owed]
+        self._done = taken.done
         self._begin = Counters(0 * self._rows_per_batch, np.pad(had, ((0, 0), (0, new))))
         self._streams = streams
         self._weights = [weights[stream.name] for stream in streams]
@@ -310,8 +326,11 @@ class Mixture(Schedule):
         now = Taken(self.epoch_of(step), self._offsets)
         if replan:
             return now
-        owed = self._owed if step == self.start else self._interval(step - 1).owed_at(step)
-        return now._replace(rows=self.before(step).rows, owed=owed)
+        owed, done = self._owed, self._done
+        if step > self.start:
+            interval = self._interval(step - 1)
+            owed, done = interval.owed_at(step), interval.done_at(step)
+        return now._replace(rows=self.before(step).rows, owed=owed, done=done)
 
     def _interval(self, step: int) -> Interval:
         while True:
@@ -320,10 +339,11 @@ class Mixture(Schedule):
             if end is None or step < end:
                 starts = [interval.start for interval in known]
                 return known[bisect.bisect_right(starts, step) - 1]
-            begin, owed = self._begin, self._owed
+            begin, owed, done = self._begin, self._owed, self._done
             if known:
                 begin, owed = known[-1].before(end), known[-1].owed_at(end)
-            self._intervals = (*known, self._next_interval(end, begin, owed))
+                done = known[-1].done_at(end)
+            self._intervals = (*known, self._next_interval(end, begin, owed, done))
 
     def _find_rates(self, passes: Sequence[Rows]) -> list[list[int]]:
         """For each bucket, the rows of each stream in a unit of time.
@@ -339,7 +359,7 @@ class Mixture(Schedule):
         return rates
 
     def _next_interval(
-        self, start: int, begin: Counters, owed: Sequence[Sequence[int]]
+        self, start: int, begin: Counters, owed: Sequence[Sequence[int]], done: int
     ) -> Interval:
         """The interval from a step on.
 
@@ -361,15 +381,22 @@ class Mixture(Schedule):
             ]
             for of_rows in (rates, owed)
         ]
+        per_step = sum(in_batches[0])
+        sizes = [
+            stream.whole.size for stream, w in zip(self._streams, self._weights, strict=True) if w
+        ]
+        quota = Quota(in_batches[0], in_batches[1], UNIT)
         interval = Interval(
             start,
             begin,
             owed,
             self._rows_per_batch,
-            Quota(in_batches[0], in_batches[1], UNIT),
+            self._order(
+                quota, max(round(Fraction(per_step * sum(sizes), self._unit)), 1), done=done
+            ),
             [Quota(rate, had, UNIT) for rate, had in zip(rates, owed, strict=True)],
             rates,
-            sum(in_batches[0]),
+            per_step,
         )
         if not rests:
             return interval

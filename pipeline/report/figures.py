@@ -11,6 +11,7 @@ from pipeline.planning.bucket import PAIR, Bucket
 from pipeline.planning.figures import Counts, count_losses
 from pipeline.planning.lengths import histogram, weigh
 from pipeline.planning.plan import Plan
+from pipeline.planning.planned import PlannedBatch
 from pipeline.report.dataset import Dataset, Options
 from pipeline.report.run import Run
 from pipeline.report.strategies import (
@@ -21,7 +22,7 @@ from pipeline.report.strategies import (
     compare_plans,
     count_plan,
 )
-from pipeline.report.tiers import GROUPS, row_costs, time_over_ideal
+from pipeline.report.tiers import GROUPS, TIERS, row_costs, time_over_ideal, time_with_tiers
 
 PERCENTILES = (5, 50, 90, 99)
 COLUMNS = 48  # of the histogram, at most
@@ -60,8 +61,10 @@ class Epoch:
     losses: dict[str, int]  # see `planning.figures.count_losses`
     buckets: list[dict[str, Any]]  # the "bucket" as JSON, "batches", and "fill", None without any
     used: dict[str, float]  # the share of the positions of each of several sides that is used
-    # `time_over_ideal` by the number of groups, for those that divide the rows of every batch.
+    # `time_over_ideal` by the number of groups, for those that divide the rows of every batch; and
+    # the time with `tiers=TIERS` over that of this plan, if it has fewer.
     over_ideal: dict[str, float]
+    with_tiers: dict[str, float]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -169,10 +172,21 @@ def measure_epoch(plan: Plan, width: int = 1024, trees: np.ndarray | None = None
         size = bucket.rows * weigh(bucket.lengths, plan.options.cost)
         fill = float(weigh(tokens, plan.options.cost) / (number * size)) if number else None
         buckets.append({"bucket": bucket.as_json, "batches": int(number), "fill": fill})
-    costs = [
-        row_costs(each.bucket, each.segments, width, trees, costs=plan.options.cost)
-        for each in map(plan.batch, range(first, min(last, first + MOST_BATCHES)))
-    ]
+
+    def costs_of(batch: PlannedBatch) -> np.ndarray:
+        return row_costs(batch.bucket, batch.segments, width, trees, costs=plan.options.cost)
+
+    costs = [costs_of(plan.batch(step)) for step in range(first, min(last, first + MOST_BATCHES))]
+    groups = [n for n in GROUPS if all(len(of_batch) % n == 0 for of_batch in costs)]
+
+    def time_of(batch: PlannedBatch) -> np.ndarray:
+        costs = costs_of(batch)
+        return np.array([costs.reshape(n, -1).sum(axis=1).max() for n in groups])
+
+    with_tiers: dict[str, float] = {}
+    if groups and plan.options.tiers < TIERS:
+        times = time_with_tiers(plan, TIERS, time_of)
+        with_tiers = {f"{n}": float(time) for n, time in zip(groups, times, strict=True)}
     return Epoch(
         fingerprint=plan.fingerprint,
         printed=str(plan),
@@ -182,11 +196,8 @@ def measure_epoch(plan: Plan, width: int = 1024, trees: np.ndarray | None = None
         losses=count_losses(plan.stages[-1]),
         buckets=buckets,
         used=_count_used(plan, counts) if plan.options.vectors else {},
-        over_ideal={
-            f"{groups}": time_over_ideal(costs, groups)
-            for groups in GROUPS
-            if all(len(each) % groups == 0 for each in costs)
-        },
+        over_ideal={f"{number}": time_over_ideal(costs, number) for number in groups},
+        with_tiers=with_tiers,
     )
 
 

@@ -7,6 +7,7 @@ from pipeline.planning.bucket import Bucket
 from pipeline.report.figures import Epoch, Figures, Side
 from pipeline.report.run import Run
 from pipeline.report.strategies import BUCKETS, MOST_SHAPES, Strategy
+from pipeline.report.tiers import TIERS
 
 
 def percent(share: float) -> str:
@@ -144,10 +145,13 @@ def about_tiers(plan: Epoch) -> list[str]:
     if not plan.over_ideal:
         return []
     groups, ratios = [*plan.over_ideal], [f"{ratio:.3f}" for ratio in plan.over_ideal.values()]
+    times, more = [f"{time:.3f}" for time in plan.with_tiers.values()], ""
+    if times:
+        more = f"; with --tiers {TIERS} they would take {list_words(times)} times as long as now"
     return [
         f"With attention that skips other segments, steps of {list_words(groups)} groups of rows "
-        f"take {list_words(ratios)} times the least time; more tiers (--tiers 16) bring it nearer "
-        "to 1. Attention over whole rows needs no tiers: all rows cost the same."
+        f"take {list_words(ratios)} times the least time{more}. Attention over "
+        "whole rows needs no tiers: all rows cost the same."
     ]
 
 

@@ -1,12 +1,21 @@
 """Tiers: how long groups of devices take for the rows of a plan, over the least time."""
 
-from collections.abc import Iterable, Sequence
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.lengths import weigh
+from pipeline.planning.plan import Plan
+from pipeline.planning.planned import PlannedBatch
+from pipeline.planning.tiers import Tiers
 
+# The most steps by which numbers of tiers are compared, to the end of a block.
+COMPARED = 1024
+
+TIERS = 16  # the number of tiers whose time a report gives
 GROUPS = (8, 32, 128, 1024)  # numbers of groups of rows, such as devices, to compare
 
 
@@ -47,3 +56,25 @@ def time_over_ideal(batches: Iterable[np.ndarray], groups: int) -> float:
     """
     shares = [costs.reshape(groups, -1).sum(axis=1) for costs in batches]
     return float(sum(each.max() for each in shares) / sum(each.mean() for each in shares))
+
+
+def time_with_tiers(plan: Plan, tiers: int, time_of: Callable[[PlannedBatch], Any]) -> Any:
+    """The time of steps with `tiers`, over their time in a plan: below 1 if devices wait less.
+
+    The steps are the first ones of an epoch. `time_of` returns the time of a step, in any unit, or
+    an array of several, such as those on several numbers of devices.
+
+    >>> plan = Plan([6, 1, 6, 1], [Bucket(rows=2, length=6)], packing="none", seed=1)
+    >>> def time_of(batch):  # of two devices with a row each
+    ...     return row_costs(batch.bucket, batch.segments, width=1).max()
+    >>> [time_of(plan.batch(step)).round(1).tolist() for step in (0, 1)]  # each has a long example
+    [12.0, 12.0]
+    >>> float(time_with_tiers(plan, 2, time_of).round(2))  # (12 + 6.2) ÷ (12 + 12)
+    0.76
+    """
+    stage, (first, last) = plan.stages[-1], plan.epoch_steps
+    options = dataclasses.replace(stage.options, tiers=tiers)
+    dealt = Tiers(stage.plain, stage.schedule, options)
+    steps = range(first, dealt.block(min(last, first + COMPARED) - 1).stop)
+    times = [[time_of(each.batch(step)) for step in steps] for each in (dealt, stage.assembly)]
+    return np.divide(*np.sum(times, axis=1))

@@ -118,6 +118,8 @@ DIFFERENCES = {
     "window": option(window=14),
     "segments": option(max_segments=2),
     "tiers": option(tiers=2),
+    "curriculum": option(curriculum="short_first"),
+    "cycles": option(curriculum="short_first", cycles=2),
     "align": option(align=4),
     "cost": option(cost={"inputs": 1, "patches": 0.25}),
     "attention": option(attention="segment"),

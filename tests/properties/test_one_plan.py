@@ -62,6 +62,8 @@ def options_of(sides):
         "window": st.integers(1, 60),
         "max_segments": st.sampled_from([None, 1, 3]),
         "tiers": st.sampled_from([1, 2, 5]),
+        "curriculum": st.sampled_from([None, "short_first"]),
+        "cycles": st.integers(1, 5),
         "align": st.sampled_from(ALIGN[sides]),
         "cost": st.sampled_from(COST[sides]),
     }
@@ -74,6 +76,8 @@ def as_allowed(*each):
         now |= options
         if now.get("packing") == "fill" and now.get("align", 1) > 1:
             now["align"] = options["align"] = 1
+        if now.get("curriculum") is None and "cycles" in now:
+            now["cycles"] = options["cycles"] = 1
 
 
 def sizes_of(sides, most):

@@ -67,7 +67,8 @@ def runs(draw):
     else:
         options["packing"] = st.sampled_from(["best_fit", "none", "fill"])
     begin = {"buckets": (PAIRED if kind in PAIRS else TEXT)[0], "overflow": "drop"}
-    begin |= draw(st.fixed_dictionaries({}, optional=options | {"tiers": st.sampled_from([2, 3])}))
+    more = {"tiers": st.sampled_from([2, 3]), "curriculum": st.just("short_first")}
+    begin |= draw(st.fixed_dictionaries({}, optional=options | more))
     change = options | {"exclude": st.lists(st.integers(0, 29), max_size=4)}
     if form == "weights":
         change["weights"] = st.integers(0, 3).map(lambda share: {"first": 1, "new": share})

@@ -258,8 +258,8 @@ def test_steps_to_skip_are_left_out_and_the_others_keep_their_batches(config, tm
 
 def test_gradients_of_the_last_steps_are_in_an_update_of_their_own(config, tmp_path):
     config.accumulate, config.skip_steps, config.steps = 4, (5,), 10
-    run(config, tmp_path)
-    assert read_history(tmp_path)[1].options.tiers == 4
+    assert "tiers=1: with tiers=4" in run(config, tmp_path)
+    assert read_history(tmp_path)[1].options.tiers == 1
     # The parameter is the number of updates: two windows of four steps, and the last step.
     assert [line["loss"] for line in steps(tmp_path)] == [0, 0, 0, 0, 1, 1, 1, 1, 2]
     assert evaluations(tmp_path) == [(0, 0.0), (6, 1.0), (10, 3.0)]
