@@ -74,6 +74,9 @@ def get_config() -> ConfigDict:
     # Steps whose rows are sorted, so that the rows of a batch cost the same. Not given:
     # `accumulate`.
     config.batches.tiers = config_dict.placeholder(int)
+    # For many machines and a corpus in object storage: shares of each window, of which a machine
+    # reads some, as docs/scale.md says. Not given: 1, and each machine reads all.
+    config.batches.read_shares = config_dict.placeholder(int)
     config.batches.packing = "best_fit"
     # Segments begin at multiples of this. Not given: anywhere.
     config.batches.align = config_dict.placeholder(int)

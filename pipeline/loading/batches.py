@@ -226,7 +226,7 @@ class Batches(StepDataset):
         super().__init__(StateKey(plan, corpus, positions))
         self.corpus, self.plan = corpus, plan
         self.positions: Positions = positions
-        self._function, self.ahead = transform, ReadAhead(corpus, plan)
+        self._function = transform
         if transform is not None and not callable(transform):
             raise InvalidType(f"transform is {transform!r:.80}; it must be a function of a batch")
         self._arguments = _count_arguments(transform)
@@ -255,6 +255,8 @@ class Batches(StepDataset):
             )
             for bucket in plan.buckets
         }
+        rows = {bucket: blocks[0].rows for bucket, blocks in self.blocks.items()}
+        self.ahead = ReadAhead(corpus, plan, rows)
         firsts = {
             Fraction(int(block.rows[0]), bucket.rows) for bucket, (block, *_) in self.blocks.items()
         }

@@ -345,11 +345,11 @@ def load(
             says which step is late, and what its thread is doing; no batch is lost. None: no limit.
         **options: of `fit_buckets`, which chooses the buckets (tokens_per_batch, max_buckets,
             max_length, length_multiple, row_multiple, devices, attention, width), and of `Plan`
-            (packing, overflow, seed, shuffle, max_segments, align, cost, tiers, window, exclude,
-            weights, by). Here `max_buckets` is 4 by default, and `row_multiple` the number of
-            devices that share the rows. With `overflow="truncate"`, groups that are too long lose
-            continuations. Of a Grain data set, they are those of `fit_buckets`, which sees its
-            first window, and of `PackedStream`.
+            (packing, overflow, seed, shuffle, max_segments, align, cost, tiers, read_shares,
+            window, exclude, weights, by). Here `max_buckets` is 4 by default, and `row_multiple`
+            the number of devices that share the rows. With `overflow="truncate"`, groups that are
+            too long lose continuations. Of a Grain data set, they are those of `fit_buckets`,
+            which sees its first window, and of `PackedStream`.
 
     Raises:
         TypeError: there is no such option, or `corpus` is not a corpus.

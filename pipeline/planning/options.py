@@ -11,6 +11,7 @@ from typing import Any, Literal, TypedDict, Unpack, get_args
 import numpy as np
 
 from pipeline.errors import InvalidValue, require_one_of, require_whole, suggest_option
+from pipeline.planning.balance import count_units
 from pipeline.planning.bucket import Bucket, as_buckets
 from pipeline.planning.gaps import check_fill
 from pipeline.planning.lengths import AnyLengths, Lengths
@@ -78,6 +79,7 @@ class PlanOptions(PackingOptions, total=False):
     seed: int
     shuffle: bool
     tiers: int
+    read_shares: int
     by: By
 
 
@@ -155,6 +157,7 @@ class Options:
     attention: Any = None
     width: Any = None
     tiers: int = 1
+    read_shares: int = 1
     by: By = "tokens"
 
     def __post_init__(self) -> None:
@@ -169,6 +172,13 @@ class Options:
         put("seed", require_whole("seed", self.seed, 0))
         put("window", require_whole("window", self.window, 1))
         put("tiers", require_whole("tiers", self.tiers, 1))
+        put("read_shares", require_whole("read_shares", self.read_shares, 1))
+        if self.read_shares > self.window:
+            raise InvalidValue(
+                f"read_shares is {self.read_shares:,} and window is {self.window:,}; each share "
+                "has some examples of every window, so give fewer shares: the largest power of "
+                "two up to window // 16,384 keeps padding low"
+            )
         put("width", require_whole("width", self.width, 1))
         require_one_of("attention", self.attention, ATTENTIONS)
         names = self.buckets[-1].names
@@ -220,6 +230,10 @@ class Options:
         """The most segments in a row; None if there is no limit."""
         return 1 if self.packing == "none" else self.max_segments
 
+    def count_units(self, bucket: Bucket) -> int:
+        """The number of units of a batch, between which rows do not move; see `balance`."""
+        return count_units(bucket.rows, self.read_shares)
+
     def price(self, bucket: Bucket) -> float:
         """The cost of a row of a bucket; `fit_buckets` explains the formula."""
         lengths = np.multiply(bucket.lengths, self.cost).tolist()
@@ -232,7 +246,7 @@ class Options:
         sizes: np.ndarray,
         buckets: Sequence[Bucket] | None = None,
         used: Sequence[int] | None = None,
-        **options: bool,
+        **options: Any,
     ) -> Packer:
         """Packs pieces of `sizes`, in units of `align` columns: int64 [sizes, sides].
 
@@ -275,8 +289,12 @@ class Options:
         return dataclasses.replace(self, **values)
 
     def as_json(self, names: Iterable[str] | None = None) -> dict[str, Any]:
-        """Some options as JSON, by default all; a bucket is `[rows, length]`."""
+        """Some options as JSON; a bucket is `[rows, length]`.
+
+        By default all, but for `read_shares` of 1.
+        """
         every = [field.name for field in dataclasses.fields(self)]
+        every = [name for name in every if name != "read_shares" or self.read_shares > 1]
         values = {name: getattr(self, name) for name in (every if names is None else names)}
         if "buckets" in values:
             values["buckets"] = [bucket.as_json for bucket in self.buckets]

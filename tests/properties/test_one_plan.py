@@ -62,6 +62,7 @@ def options_of(sides):
         "window": st.integers(1, 60),
         "max_segments": st.sampled_from([None, 1, 3]),
         "tiers": st.sampled_from([1, 2, 5]),
+        "read_shares": st.sampled_from([1, 2, 5]),
         "align": st.sampled_from(ALIGN[sides]),
         "cost": st.sampled_from(COST[sides]),
     }
@@ -74,6 +75,8 @@ def as_allowed(*each):
         now |= options
         if now.get("packing") == "fill" and now.get("align", 1) > 1:
             now["align"] = options["align"] = 1
+        if now.get("read_shares", 1) > now.get("window", EXAMPLES):
+            now["read_shares"] = options["read_shares"] = 1
 
 
 def sizes_of(sides, most):
