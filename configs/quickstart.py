@@ -78,6 +78,9 @@ def get_config() -> ConfigDict:
     # buckets are spread evenly.
     config.batches.curriculum = config_dict.placeholder(str)
     config.batches.cycles = config_dict.placeholder(int)
+    # For many machines and a corpus in object storage: shares of each window, of which a machine
+    # reads some, as docs/scale.md says. Not given: 1, and each machine reads all.
+    config.batches.read_shares = config_dict.placeholder(int)
     config.batches.packing = "best_fit"
     # Segments begin at multiples of this. Not given: anywhere.
     config.batches.align = config_dict.placeholder(int)

@@ -95,6 +95,7 @@ PLANNING: tuple[tuple[str, Any, str], ...] = (
     ("tiers", _whole, "steps among which rows are sorted by cost (1)"),
     ("curriculum", CURRICULA, "the order of buckets in each cycle (none: evenly spread)"),
     ("cycles", _whole, "how often in an epoch the curriculum begins (1)"),
+    ("read_shares", _whole, "shares of each window's files, of which a row needs one (1)"),
     ("attention", ("dense", "segment"), "the attention of the model, by which rows cost (dense)"),
     ("width", _whole, "width of the model: weighs attention against the rest (1024)"),
     ("seed", _whole, "decides every shuffle (0)"),

@@ -3,24 +3,29 @@
 import collections
 import functools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from pipeline.corpus.corpora import Corpora
 from pipeline.corpus.interface import AnyCorpus
+from pipeline.corpus.stored.cache import Needs
 from pipeline.fs.fork import Handles
+from pipeline.planning.bucket import Bucket
 from pipeline.planning.plan import Plan
 
 
 class ReadAhead(Handles):
-    """Lets caches fetch the files of the next batches."""
+    """Lets caches fetch the files of the next batches.
+
+    `rows` are those of each bucket that this process builds.
+    """
 
     handles = ("_run",)
 
-    def __init__(self, corpus: AnyCorpus, plan: Plan):
-        self._corpus, self._plan, self._step = corpus, plan, 0
+    def __init__(self, corpus: AnyCorpus, plan: Plan, rows: Mapping[Bucket, np.ndarray]):
+        self._corpus, self._plan, self._rows, self._step = corpus, plan, rows, 0
         self._corpora: dict[str, Any] = {"": corpus}
         if plan.names != ("",) and isinstance(corpus, Corpora):
             self._corpora = {name: corpus.corpora[name] for name in plan.names}
@@ -70,13 +75,15 @@ class ReadAhead(Handles):
         }
 
 
-def _ask(
-    ahead: "weakref.ref[ReadAhead]", run: object, name: str, numbers: range
-) -> Sequence[np.ndarray] | None:
-    """The parts that one cache needs, window by window; `numbers` are its files in the corpus."""
+def _ask(ahead: "weakref.ref[ReadAhead]", run: object, name: str, numbers: range) -> Needs | None:
+    """What one cache needs, window by window; `numbers` are its files in the corpus."""
     if (found := ahead()) is None or found._run is not run:  # deleted, or `stop` was called
         return None
-    if (windows := found._plan.files_ahead(found._step).get(name)) is None:
-        return [np.arange(len(numbers))]  # any file at any time
-    first, end = numbers.start, numbers.stop
-    return [files[(files >= first) & (files < end)] - first for files in windows]
+    needs = list[list[np.ndarray]]()
+    for rows in (found._rows, None):
+        every = found._plan.files_ahead(found._step, rows).get(name)
+        if every is None:
+            return Needs.of([np.arange(len(numbers))])  # any file at any time
+        first, end = numbers.start, numbers.stop
+        needs.append([files[(files >= first) & (files < end)] - first for files in every])
+    return Needs(*needs)

@@ -226,7 +226,7 @@ class Batches(StepDataset):
         super().__init__(StateKey(plan, corpus, positions))
         self.corpus = corpus
         self.positions: Positions = positions
-        self._function, self.ahead = transform, ReadAhead(corpus, plan)
+        self._function = transform
         if transform is not None and not callable(transform):
             raise InvalidType(f"transform is {transform!r:.80}; it must be a function of a batch")
         self._arguments = _count_arguments(transform)
@@ -261,6 +261,8 @@ class Batches(StepDataset):
             )
             for bucket in plan.buckets
         }
+        rows = {bucket: blocks[0].rows for bucket, blocks in self.blocks.items()}
+        self.ahead = ReadAhead(corpus, plan, rows)
         firsts = {
             Fraction(int(block.rows[0]), bucket.rows) for bucket, (block, *_) in self.blocks.items()
         }

@@ -424,10 +424,10 @@ def load(
         **options: of `fit_buckets`, which chooses the buckets (tokens_per_batch, max_buckets,
             max_length, length_multiple, row_multiple, devices, attention, width), and of `Plan`
             (packing, overflow, seed, shuffle, max_segments, align, cost, tiers, curriculum, cycles,
-            window, exclude, weights, by). Here `max_buckets` is 4 by default, and `row_multiple`
-            the number of devices that share the rows. With `overflow="truncate"`, groups that are
-            too long lose continuations. Of a Grain data set, they are those of `fit_buckets`, which
-            sees its first window, and of `PackedStream`.
+            read_shares, window, exclude, weights, by). Here `max_buckets` is 4 by default, and
+            `row_multiple` the number of devices that share the rows. With `overflow="truncate"`,
+            groups that are too long lose continuations. Of a Grain data set, they are those of
+            `fit_buckets`, which sees its first window, and of `PackedStream`.
 
     Raises:
         TypeError: there is no such option, or `corpus` is not a corpus.

@@ -94,7 +94,9 @@ class Assembly:
         self, bucket: Bucket, rows: FlatRows, numbers: np.ndarray, epoch: int
     ) -> PlannedBatch:
         """The batch that has the rows `numbers`."""
-        order, places = balance(rows.costs[numbers], bucket.rows)
+        numbers = rows.in_order(numbers)
+        units = self._options.count_units(bucket)
+        order, places = balance(rows.costs[numbers], bucket.rows, units)
         times, segments = rows.pick(numbers[order])
         epochs = segments[:, 0].copy()
         segments[:, 0] = places.repeat(times)

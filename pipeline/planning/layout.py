@@ -9,6 +9,9 @@ import numpy as np
 
 from pipeline.planning.patterns import Packed
 
+# An order of rows: of a shape, from the number of segments and the first piece of each.
+OrderRows = Callable[[int, np.ndarray, np.ndarray], np.ndarray]
+
 
 def ranges(first: np.ndarray, sizes: np.ndarray, dtype: type = np.int64) -> np.ndarray:
     """The ranges of `sizes[i]` numbers from `first[i]` on, one after another.
@@ -49,11 +52,14 @@ class FlatRows:
         times: int64 [rows], the number of segments of each row.
         segments: [segments, columns], the segments, row by row.
         costs: int64 [rows], the cost of attention in each row.
+        places: uint64 [rows], the place of each row in its batch, in order: 0 is the begin, and
+            2**32 the end. None: rows are in order.
     """
 
     times: np.ndarray
     segments: np.ndarray
     costs: np.ndarray
+    places: np.ndarray | None = None
 
     @classmethod
     def join(cls, every: Iterable["FlatRows"]) -> "FlatRows":
@@ -61,10 +67,13 @@ class FlatRows:
         first, *others = every
         if not others:
             return first
-        fields = zip(
-            *((rows.times, rows.segments, rows.costs) for rows in (first, *others)), strict=True
+        every = (first, *others)
+        times, segments, costs = (
+            np.concatenate([getattr(rows, name) for rows in every])
+            for name in ("times", "segments", "costs")
         )
-        return cls(*map(np.concatenate, fields))
+        places = [rows.places for rows in every if rows.places is not None]
+        return cls(times, segments, costs, np.concatenate(places) if places else None)
 
     def __len__(self) -> int:
         return len(self.times)
@@ -79,7 +88,15 @@ class FlatRows:
         low, high = (
             self._starts[row] if row < len(self) else len(self.segments) for row in (begin, end)
         )
-        return FlatRows(self.times[begin:end], self.segments[low:high], self.costs[begin:end])
+        places = None if self.places is None else self.places[begin:end]
+        times, costs = self.times[begin:end], self.costs[begin:end]
+        return FlatRows(times, self.segments[low:high], costs, places)
+
+    def in_order(self, numbers: np.ndarray) -> np.ndarray:
+        """The rows `numbers` of a batch, by their places."""
+        if self.places is None:
+            return numbers
+        return numbers[self.places[numbers].argsort(kind="stable")]
 
     def pick(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The number of segments of each of the rows `numbers`, and their segments."""
@@ -95,7 +112,7 @@ def sum_rows(values: np.ndarray, times: np.ndarray, by: np.ufunc = np.add) -> np
 def lay_out(
     packed: Packed,
     pieces: np.ndarray,
-    order_rows: Callable[[int, np.ndarray, np.ndarray], np.ndarray],
+    order_rows: OrderRows,
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """The rows of each bucket from a packed histogram: the times and segments of `FlatRows`.
 

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypedDict, Unpack, get_args
 import numpy as np
 
 from pipeline.errors import InvalidValue, require_one_of, require_whole, suggest_option
+from pipeline.planning.balance import count_units
 from pipeline.planning.bucket import Bucket, as_buckets
 from pipeline.planning.gaps import check_fill
 from pipeline.planning.lengths import AnyLengths, Lengths
@@ -83,6 +84,7 @@ class PlanOptions(PackingOptions, total=False):
     tiers: int
     curriculum: Curriculum | None
     cycles: int
+    read_shares: int
     by: By
 
 
@@ -162,6 +164,7 @@ class Options:
     tiers: int = 1
     curriculum: Curriculum | None = None
     cycles: int = 1
+    read_shares: int = 1
     by: By = "tokens"
 
     def __post_init__(self) -> None:
@@ -183,6 +186,13 @@ class Options:
             raise InvalidValue(
                 f"cycles is {self.cycles}, how often in an epoch a curriculum begins; give "
                 "curriculum='short_first' as well"
+            )
+        put("read_shares", require_whole("read_shares", self.read_shares, 1))
+        if self.read_shares > self.window:
+            raise InvalidValue(
+                f"read_shares is {self.read_shares:,} and window is {self.window:,}; each share "
+                "has some examples of every window, so give fewer shares: the largest power of "
+                "two up to window // 16,384 keeps padding low"
             )
         put("width", require_whole("width", self.width, 1))
         require_one_of("attention", self.attention, ATTENTIONS)
@@ -235,6 +245,10 @@ class Options:
         """The most segments in a row; None if there is no limit."""
         return 1 if self.packing == "none" else self.max_segments
 
+    def count_units(self, bucket: Bucket) -> int:
+        """The number of units of a batch, between which rows do not move; see `balance`."""
+        return count_units(bucket.rows, self.read_shares)
+
     def price(self, bucket: Bucket) -> float:
         """The cost of a row of a bucket; `fit_buckets` explains the formula."""
         lengths = np.multiply(bucket.lengths, self.cost).tolist()
@@ -247,7 +261,7 @@ class Options:
         sizes: np.ndarray,
         buckets: Sequence[Bucket] | None = None,
         used: Sequence[int] | None = None,
-        **options: bool,
+        **options: Any,
     ) -> Packer:
         """Packs pieces of `sizes`, in units of `align` columns: int64 [sizes, sides].
 
@@ -293,10 +307,10 @@ class Options:
 
     def as_json(self, names: Iterable[str] | None = None) -> dict[str, Any]:
         """Some options as JSON, by default all in use; a bucket is `[rows, length]`."""
-        every = [field.name for field in dataclasses.fields(self)]
+        unused = {"curriculum", "cycles"} if self.curriculum is None else set()
+        unused |= {"read_shares"} if self.read_shares == 1 else set()
+        every = [field.name for field in dataclasses.fields(self) if field.name not in unused]
         values = {name: getattr(self, name) for name in (every if names is None else names)}
-        if names is None and self.curriculum is None:
-            del values["curriculum"], values["cycles"]
         if "buckets" in values:
             values["buckets"] = [bucket.as_json for bucket in self.buckets]
         values |= {n: unify(values[n]) for n in ("align", "cost") if n in values}

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, Protocol, get_args
 
 import numpy as np
 
-from pipeline.planning.exact import Work, fill_exactly
+from pipeline.planning.exact import MOST_SUMS, Work, fill_exactly
 from pipeline.planning.gaps import Cuts, count_cuts, fill_rows, remove_rows
 from pipeline.planning.lengths import weigh
 from pipeline.planning.patterns import Packed, Pattern, best_fit, count_rows, count_segments
@@ -87,10 +87,15 @@ class BestFit:
 
     cuts: ClassVar[bool] = False
 
-    def __init__(self, rules: Rules, sizes: np.ndarray, *, exactly: bool = True):
-        """`exactly=False` packs by best fit alone, which takes less time."""
+    def __init__(
+        self, rules: Rules, sizes: np.ndarray, *, exactly: bool = True, sums: int = MOST_SUMS
+    ):
+        """`exactly=False` packs by best fit alone, which takes less time.
+
+        Exact fill takes up to `sums` sums.
+        """
         self._rules, self._sizes = rules, sizes
-        self._one = sizes.shape[1] == 1
+        self._one, self._sums = sizes.shape[1] == 1, sums
         self._exactly = exactly and self._one and rules.max_segments is None
         weights = (1,) if self._one else rules.weights  # by length, the fill is in units
         self._fills, self._rooms = (weigh(lengths, weights) for lengths in (sizes, rules.rooms))
@@ -109,7 +114,7 @@ class BestFit:
         apart = _without_surplus(surplus)
         packed = repack(placed, apart)
         if self._exactly and self._has_gaps(packed):
-            filled = self._place(counts, functools.partial(self._fill_exactly, Work()))
+            filled = self._place(counts, functools.partial(self._fill_exactly, Work(self._sums)))
             if filled is not None and self._is_cheaper(exact := repack(filled, apart), packed):
                 placed, packed = filled, exact
         return packed if surplus == apart else repack(placed, surplus)

@@ -109,6 +109,11 @@ class Plan:
         cycles: how often in an epoch the curriculum begins again; default 1. In a mixture, how
             often in the steps that take as many tokens as all its corpora have (with
             `by="examples"`, as many examples): over a cycle shares are met, within it they are not.
+        read_shares: the number of shares into which each window is divided, by its files: a row has
+            examples of one share, and the rows of a batch are in the order of the shares, so that a
+            host that builds some adjacent rows reads about its share of the files, whatever the
+            number of hosts. A power of two up to `window // 16384`; docs/scale.md has the costs.
+            Default 1: a row may have examples of all files of a window.
         exclude: examples to leave out, as for `after`. Default: none.
 
     Attributes:
@@ -280,18 +285,29 @@ class Plan:
         """A short digest of `identity`: plans with the same one have the same batches."""
         return fingerprint_of(self.identity)
 
-    def files_ahead(self, step: int) -> dict[str, list[np.ndarray]]:
+    def files_ahead(
+        self, step: int, rows: Mapping[Bucket, np.ndarray] | None = None
+    ) -> dict[str, list[np.ndarray]]:
         """The files that batches need from a step on, for each corpus that has files, by name.
 
         Each array (int64) has the numbers of the files of a window: that of the step, those after
         it, and all windows of the next epoch. Later changes of the plan are ignored.
+
+        With `read_shares`, `rows` may have the numbers of some rows of the batches of each bucket,
+        such as those of one host; then files that only other rows need are left out. A bucket that
+        it lacks has no rows. Default None: all rows.
         """
         stage = self.stage_at(step)
+        mine = list[np.ndarray]()
+        for bucket in stage.options.buckets:
+            mine.append(np.full(bucket.rows, rows is None))
+            if rows is not None:
+                mine[-1][rows.get(bucket, [])] = True
         begin = stage.assembly.block(step).start
-        rows = stage.schedule.before(begin).rows.T
+        before = stage.schedule.before(begin).rows.T
         return {
-            stream.name: stream.files_ahead(before)
-            for stream, before in zip(stage.streams, rows, strict=True)
+            stream.name: stream.files_ahead(taken, mine)
+            for stream, taken in zip(stage.streams, before, strict=True)
             if stream.lengths.files is not None
         }
 

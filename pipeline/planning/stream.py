@@ -15,7 +15,7 @@ import numpy as np
 from pipeline.errors import InvalidValue
 from pipeline.planning.cache import WindowCache
 from pipeline.planning.gaps import check_fill
-from pipeline.planning.layout import FlatRows, lay_out, sum_rows
+from pipeline.planning.layout import FlatRows, sum_rows
 from pipeline.planning.lengths import NO_EXAMPLES, Lengths, digest
 from pipeline.planning.options import Options
 from pipeline.planning.order import (
@@ -32,7 +32,7 @@ from pipeline.planning.pieces import (
     file_runs,
     merge_spans,
 )
-from pipeline.planning.windows import Windows
+from pipeline.planning.windows import PackedWindows, Windows
 
 # The orders of windows that a pass keeps: readers are in up to two epochs at a time.
 ORDERS = 4
@@ -63,12 +63,32 @@ class Rows:
 
         The pieces are cut from `spans`, as for `merge_spans`; None: from whole examples.
         """
-        options, files, runs = stream.options, stream.lengths.files, None
+        options, counts = stream.options, stream.lengths.files
+        files = None if counts is None else (np.arange(len(counts)), counts)
         self.epoch, self.start, self.repeats = epoch, start, spans is None
         key = random_key(options.seed, stream.name, stream.number, self.repeats)
-        if files is not None and spans is not None:
-            runs, files = file_runs(spans, files)
-        self.windows = windows = Windows(
+        if counts is not None and spans is not None:
+            files = file_runs(spans, counts)
+        self.windows = self._make_windows(options, pieces, used, files, key)
+        self.counts = self.windows.rows.sum(axis=1)
+        # The epoch, example and first position of each span; None: pieces are of whole examples.
+        self._spans = None if spans is None else [_compact(column) for column in spans[:, :3].T]
+        self._cache, self._lengths, self._first = stream.cache, stream.lengths, stream.first
+        self._options, self._bits = options, functools.partial(random_bits, key)
+        per_batch = [None if stream.by_row else bucket.rows for bucket in options.buckets]
+        self._rows_per_batch: list[int | None] = per_batch
+        self._orders: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+
+    def _make_windows(
+        self,
+        options: Options,
+        pieces: Pieces,
+        used: Sequence[int] | None,
+        files: tuple[np.ndarray, np.ndarray] | None,
+        key: int,
+    ) -> PackedWindows:
+        """The windows; arguments are as for `Windows` and `Options.packer`."""
+        return Windows(
             pieces,
             options.packer(pieces.table, used=used),
             options.buckets,
@@ -76,17 +96,6 @@ class Rows:
             window=options.window,
             files=files,
         )
-        self.counts = windows.rows.sum(axis=1)
-        # The epoch, example and first position of each span; None: pieces are of whole examples.
-        self._spans = None if spans is None else [_compact(column) for column in spans[:, :3].T]
-        self._cache, self._lengths, self._first = stream.cache, stream.lengths, stream.first
-        self._options, self._bits = options, functools.partial(random_bits, key)
-        per_batch = [None if stream.by_row else bucket.rows for bucket in options.buckets]
-        self._rows_per_batch: list[int | None] = per_batch
-        self._files = windows.files
-        if windows.files is not None and runs is not None:
-            self._files = [np.unique(runs[of_window]) for of_window in windows.files]
-        self._orders: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     @functools.cached_property
     def size(self) -> int:
@@ -147,7 +156,7 @@ class Rows:
                 self._window(self._cache.prepare, epoch + more, following)
         spans = self._as_spans(epoch, rows.segments)
         spans[:, 1] += self._first
-        return FlatRows(rows.times, spans, rows.costs)
+        return FlatRows(rows.times, spans, rows.costs, rows.places)
 
     def _window(self, get: Callable, epoch: int, place: int) -> Any:
         """The rows of each bucket in the window at `place` in an epoch's order, from the cache."""
@@ -159,16 +168,8 @@ class Rows:
     def _fill(self, epoch: int, place: int) -> list[FlatRows]:
         """Makes what `_window` caches; segments are those of `lay_out`."""
         order, edges = self._order(epoch)
-        window, windows, shuffle = int(order[place]), self.windows, self._options.shuffle
+        window, shuffle = int(order[place]), self._options.shuffle
         draw = functools.partial(self._bits, epoch=epoch, window=window)
-        keys = windows.keys(window)
-        bits = draw(Purpose.EXAMPLES, len(keys)) if shuffle else None
-        pieces = sort_by_group(keys, bits)
-        pieces = pieces[np.count_nonzero(keys == 0) :]  # pieces of key 0 are in no batch
-        if len(windows) > 1:
-            pieces = windows.numbers(window)[pieces]
-        if len(windows.pieces) < 1 << 32:
-            pieces = pieces.astype(np.uint32)
 
         def order_rows(shape: int, segments: np.ndarray, first_pieces: np.ndarray) -> np.ndarray:
             if not shuffle:
@@ -177,9 +178,10 @@ class Rows:
             missing = -int(edges[shape, place]) % (rows or 1)  # in a batch that has begun
             return deal(segments, rows, functools.partial(draw, bucket=shape), missing)
 
+        bits = draw(Purpose.EXAMPLES, self.windows.sizes[window]) if shuffle else None
         return [
             FlatRows(times, segments, self._sum_costs(times, segments))
-            for times, segments in lay_out(windows.packed(window), pieces, order_rows)
+            for times, segments in self.windows.lay_out(window, bits, order_rows)
         ]
 
     def _sum_costs(self, times: np.ndarray, segments: np.ndarray) -> np.ndarray:
@@ -240,20 +242,26 @@ class Rows:
         epochs, examples, first = (column[numbers * (len(column) > 1)] for column in self._spans)
         return as_spans(epochs, examples, first + starts, sizes)
 
-    def files_from(self, rows: np.ndarray) -> list[np.ndarray | None]:
+    def files_from(self, rows: np.ndarray, mine: Sequence[np.ndarray]) -> list[np.ndarray | None]:
         """The files of each window after some rows of the stream; and of each of the next epoch.
 
-        None stands for all files.
+        None stands for all files. `mine` is as for `Plan.files_ahead`, a bool for each row of a
+        batch of each bucket.
         """
         over = self.count_times(rows)[0] if self.repeats else 0
         rows = np.maximum(rows - self.start, 0) - over * self.counts
         files = list[np.ndarray | None]()
         for epoch in range(self.epoch + over, self.epoch + over + 1 + self.repeats):
-            windows, edges = self._order(epoch)
+            _, edges = self._order(epoch)
             place = int(np.count_nonzero((edges[:, 1:] <= rows[:, None]).all(axis=0)))
-            numbers, rows = windows[place:].tolist(), 0 * rows
-            files += [None if self._files is None else self._files[n] for n in numbers]
+            files += self._files_of(epoch, mine)[place:]
+            rows = 0 * rows
         return files
+
+    def _files_of(self, epoch: int, mine: Sequence[np.ndarray]) -> Sequence[np.ndarray | None]:
+        """The files of each window of an epoch, as `files_from`."""
+        files, (windows, _) = self.windows.files, self._order(epoch)
+        return [None if files is None else files[number] for number in windows.tolist()]
 
 
 class Stream:
@@ -285,14 +293,16 @@ class Stream:
         number: int = 0,
         epoch: int = 0,
         rest: np.ndarray | None = None,
+        make_rows: type[Rows] = Rows,
     ):
         """Whole epochs begin with number `epoch`; `rest` has spans of open epochs."""
+        self._make_rows = make_rows
         self.lengths, self.options, self.cache = lengths, options, cache
         self.name, self.by_row, self.first, self.number = name, by_row, first, number
         self.open_epochs: tuple[int, ...] = ()
         self.lost = np.zeros((0, 3 + len(options.names)), np.int64)
         none = np.zeros(len(options.buckets), np.int64)
-        whole = Rows(self, self._cut_whole(), epoch=epoch, start=none)
+        whole = self._make_rows(self, self._cut_whole(), epoch=epoch, start=none)
         self.passes: tuple[Rows, ...] = (whole,)
         if rest is not None and len(rest) and (resumed := self._plan_rest(rest)):
             whole.start = resumed.counts
@@ -341,7 +351,7 @@ class Stream:
         if len(pieces.table) == 1:
             return None
         none, epoch = np.zeros(len(self.options.buckets), np.int64), int(spans[:, 0].min())
-        return Rows(self, pieces, epoch=epoch, start=none, used=used, spans=spans)
+        return self._make_rows(self, pieces, epoch=epoch, start=none, used=used, spans=spans)
 
     def _cut_rest(
         self, examples: np.ndarray, sizes: np.ndarray
@@ -368,7 +378,8 @@ class Stream:
         several = any(len(source.windows) > 1 for source in self.passes)
         window = self.options.window if several else None
         identity = {"lengths": self.lengths.digest, "window": window}
-        if several and self.lengths.files is not None:
+        by_file = any(source.windows.files is not None for source in self.passes)
+        if by_file and self.lengths.files is not None:
             identity["files"] = digest(self.lengths.files)
         return identity
 
@@ -394,7 +405,9 @@ class Stream:
         _, begun = self.whole.count_times(rows)
         return merge_spans(np.concatenate([self.lost[:0], *spans])), self.whole.epoch + begun
 
-    def after(self, rows: np.ndarray, lengths: Lengths, options: Options) -> "Stream":
+    def after(
+        self, rows: np.ndarray, lengths: Lengths, options: Options, make_rows: type[Rows]
+    ) -> "Stream":
         """The stream after some rows, with the rest of open epochs planned again.
 
         New examples at the end of `lengths` join the latest epoch in progress.
@@ -415,13 +428,19 @@ class Stream:
             number=self.number + 1,
             epoch=epoch,
             rest=spans,
+            make_rows=make_rows,
         )
 
-    def files_ahead(self, rows: np.ndarray) -> list[np.ndarray]:
-        """The files of each window after some rows, and of each window of the next epoch."""
+    def files_ahead(self, rows: np.ndarray, mine: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """The files of each window after some rows, and of each window of the next epoch.
+
+        `mine` is as for `Rows.files_from`.
+        """
         assert self.lengths.files is not None, "the corpus has files"
         every = np.arange(len(self.lengths.files))
-        known = itertools.chain.from_iterable(source.files_from(rows) for source in self.passes)
+        known = itertools.chain.from_iterable(
+            source.files_from(rows, mine) for source in self.passes
+        )
         return [every if files is None else files for files in known]
 
 

@@ -1,14 +1,15 @@
 """Windows: pieces divided into windows, each packed separately."""
 
+import dataclasses
 import itertools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from pipeline.planning.bucket import Bucket
-from pipeline.planning.layout import ranges
-from pipeline.planning.order import Purpose, permutation, random_bits
+from pipeline.planning.layout import OrderRows, lay_out, ranges
+from pipeline.planning.order import Purpose, permutation, random_bits, sort_by_group
 from pipeline.planning.packing import Packer
 from pipeline.planning.patterns import Packed, count_segments
 from pipeline.planning.pieces import Pieces
@@ -22,6 +23,79 @@ AT_ONCE = 1 << 18
 
 # The packed histograms that are kept; others are packed again when they are needed.
 KEPT = 8
+
+
+class Measures(NamedTuple):
+    """What a plan knows of a packed histogram before it has rows."""
+
+    rows: np.ndarray  # int64 [buckets]
+    real: np.ndarray  # float64 [buckets, sides], the real positions in these rows
+    most: np.ndarray  # int64 [2, buckets], the most segments and continuations in one
+    cuts: int  # the pieces that are cut to fill rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Measure:
+    """Measures packed histograms of the keys of some pieces."""
+
+    most_continuations: np.ndarray  # int64 [keys], of a piece of each key
+    mean_positions: np.ndarray | None  # float64 [keys, sides]; None: the fill of rows tells them
+    sides: int
+
+    @classmethod
+    def of(cls, pieces: Pieces) -> "Measure":
+        """That of these pieces."""
+        mean = None if pieces.keys_are_sizes else pieces.mean_positions
+        return cls(pieces.most_continuations, mean, pieces.table.shape[1])
+
+    def __call__(self, packed: Packed) -> Measures:
+        """The measures of a packed histogram."""
+        buckets = len(packed.patterns)
+        rows, most = np.zeros(buckets, np.int64), np.zeros((2, buckets), np.int64)
+        real = np.zeros((buckets, self.sides))
+        for index, patterns in enumerate(packed.patterns):
+            positions: Any = sum([pattern.fill * pattern.rows for pattern in patterns])
+            if self.mean_positions is not None:
+                positions = count_segments(patterns, len(packed.counts)) @ self.mean_positions
+            rows[index], real[index] = packed.rows(index), positions
+            most[:, index] = packed.most_in_row(index, self.most_continuations)
+        return Measures(rows, real, most, packed.num_cuts)
+
+
+class PackedWindows(Protocol):
+    """Windows of pieces, whose rows are known; `Windows` describes the attributes."""
+
+    pieces: Pieces
+    counts: np.ndarray
+    rows: np.ndarray
+    real: np.ndarray
+    sizes: list[int]
+    most_pieces: int
+    most_segments: list[int]
+    most_continuations: list[int]
+    cuts: np.ndarray
+    files: list[np.ndarray] | None
+
+    def __len__(self) -> int:
+        """The number of windows."""
+        ...
+
+    def pieces_in(self, window: int) -> np.ndarray:
+        """The numbers of the pieces of a window that are in a row: int64."""
+        ...
+
+    def packings(self, window: int) -> Iterable[Packed]:
+        """The packed histograms of which a window consists."""
+        ...
+
+    def lay_out(
+        self, window: int, bits: np.ndarray | None, order_rows: OrderRows
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The rows of each bucket in a window, as `layout.lay_out`.
+
+        `bits`, a random uint64 for each piece, order those with one key; None: they ascend.
+        """
+        ...
 
 
 class Windows:
@@ -44,6 +118,7 @@ class Windows:
         rows: int64 [buckets, windows], the rows of each window.
         real: float64 [buckets, windows, sides], the real positions in these rows, as the mean of
             the pieces of each key.
+        sizes: the pieces in each window.
         most_pieces: the most pieces in a window.
         most_segments: the most segments in a row of each bucket; at least 1.
         most_continuations: the most continuations of groups in a row of each bucket.
@@ -59,18 +134,19 @@ class Windows:
         *,
         key: int | None,
         window: int,
-        files: np.ndarray | None = None,
+        files: tuple[np.ndarray, np.ndarray] | None = None,
     ):
-        self.pieces, self._packer = pieces, packer
-        self._edges, file_of_run, number = _cut_runs(pieces, window, files)
-        place = self._deal_runs(number, key)
+        """`files` has the number of each file, and how many pieces or examples are in it."""
+        self.pieces, self._packer, self._measure = pieces, packer, Measure.of(pieces)
+        self._edges, place, file_of_run = self._divide(window, files, key)
         runs = np.split(place.argsort(kind="stable"), np.bincount(place).cumsum()[:-1])
         self._runs = [of_window for of_window in runs if len(of_window)]
-        self.files = None
+        self.files: list[np.ndarray] | None = None
         if file_of_run is not None and len(self) > 1:
             self.files = [np.unique(file_of_run[of_window]) for of_window in self._runs]
         sizes = np.diff(self._edges)
-        self.most_pieces = max(int(sizes[runs].sum()) for runs in self._runs)
+        self.sizes = [int(sizes[runs].sum()) for runs in self._runs]
+        self.most_pieces = max(self.sizes)
         self.counts = np.zeros(len(pieces.table), np.int64)
         self.rows = np.zeros((len(buckets), len(self)), np.int64)
         self.real = np.zeros((*self.rows.shape, pieces.table.shape[1]))
@@ -79,20 +155,13 @@ class Windows:
         self._surplus = np.zeros((len(self), len(buckets)), np.int64)
         self._packed: dict[int, Packed] = {}
 
-        def measure(window: int, packed: Packed) -> None:
-            self.cuts[window] = packed.num_cuts
-            for index, patterns in enumerate(packed.patterns):
-                real: Any = sum([pattern.fill * pattern.rows for pattern in patterns])
-                if not pieces.keys_are_sizes:
-                    real = count_segments(patterns, len(self.counts)) @ pieces.mean_positions
-                self.rows[index, window], self.real[index, window] = packed.rows(index), real
-                most = packed.most_in_row(index, pieces.most_continuations)
-                most_in_row[:, index] = np.maximum(most_in_row[:, index], most)
+        def note(window: int, found: Measures) -> None:
+            self.rows[:, window], self.real[:, window] = found.rows, found.real
+            self.cuts[window] = found.cuts
+            np.maximum(most_in_row, found.most, out=most_in_row)
 
-        for window in range(len(self)):
-            counts = self._count(window)
-            self.counts += counts
-            measure(window, self.packed(window, counts))
+        for window, found in enumerate(self._measure_all()):
+            note(window, found)
         # Of a single window, `pack` finds the surplus.
         for index, bucket in enumerate(buckets[:-1] if len(self) > 1 else ()):
             missing = int(self.rows[index].sum()) % bucket.rows
@@ -100,16 +169,34 @@ class Windows:
                 if moved := min(missing, int(self.rows[index, window])):
                     self._surplus[window, index], missing = moved, missing - moved
                     self._packed.pop(window, None)
-                    measure(window, self.packed(window))
+                    note(window, self._measure(self.packed(window)))
+        self.most_segments: list[int]
+        self.most_continuations: list[int]
         self.most_segments, self.most_continuations = most_in_row.tolist()
 
     def __len__(self) -> int:
         """The number of windows."""
         return len(self._runs)
 
-    def _deal_runs(self, number: int, key: int | None) -> np.ndarray:
+    def _divide(
+        self, window: int, files: tuple[np.ndarray, np.ndarray] | None, key: int | None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """The first piece of each run, and their end; the window of each run; and its file."""
+        count = len(self.pieces)
+        if count <= window:
+            return np.array([0, count]), np.zeros(1, np.int64), None
+        edges, file_of_run, number = cut_runs(self.pieces, window, files)
+        return edges, self._deal_runs(edges, number, key), file_of_run
+
+    def _measure_all(self) -> Iterator[Measures]:
+        """The measures of each window, without surplus; sums up `counts`."""
+        for window in range(len(self)):
+            counts = self._count(window)
+            self.counts += counts
+            yield self._measure(self.packed(window, counts))
+
+    def _deal_runs(self, edges: np.ndarray, number: int, key: int | None) -> np.ndarray:
         """The window of each run, from 0 to `number - 1`: int64 [runs]."""
-        edges = self._edges
         runs = len(edges) - 1
         if key is None or number == 1:  # the window in which its middle is
             return (edges[1:] + edges[:-1]) * number // (2 * max(int(edges[-1]), 1))
@@ -146,6 +233,23 @@ class Windows:
     def _count(self, window: int) -> np.ndarray:
         return np.bincount(self.keys(window), minlength=len(self.pieces.table))
 
+    def packings(self, window: int) -> Iterable[Packed]:
+        """See `PackedWindows`."""
+        return [self.packed(window)]
+
+    def lay_out(
+        self, window: int, bits: np.ndarray | None, order_rows: OrderRows
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """See `PackedWindows`."""
+        keys = self.keys(window)
+        pieces = sort_by_group(keys, bits)
+        pieces = pieces[np.count_nonzero(keys == 0) :]  # pieces of key 0 are in no batch
+        if len(self) > 1:
+            pieces = self.numbers(window)[pieces]
+        if len(self.pieces) < 1 << 32:
+            pieces = pieces.astype(np.uint32)
+        return lay_out(self.packed(window), pieces, order_rows)
+
     def packed(self, window: int, counts: np.ndarray | None = None) -> Packed:
         """The packed histogram of a window; `counts` is the histogram, if known."""
         if (packed := self._packed.get(window)) is None:
@@ -158,21 +262,20 @@ class Windows:
         return packed
 
 
-def _cut_runs(
-    pieces: Pieces, window: int, files: np.ndarray | None
+def cut_runs(
+    pieces: Pieces, window: int, files: tuple[np.ndarray, np.ndarray] | None
 ) -> tuple[np.ndarray, np.ndarray | None, int]:
     """The first piece of each run, and their end; the file of each; and the number of windows."""
     count = len(pieces)
-    if count <= window:
-        return np.array([0, count]), None, 1
     if files is None:
         size = max(min(RUN, window // RUNS), 1)
         edges = np.append(np.arange(0, count, size), count)
         return edges, None, -(-(len(edges) - 1) // (window // size))
-    bounds = pieces.first_pieces(np.cumsum(np.append(0, files)))
+    numbers, examples = files
+    bounds = pieces.first_pieces(np.cumsum(np.append(0, examples)))
     sizes = np.diff(bounds)
     parts = -(-sizes // max(window // FILE_PARTS, 1))
-    file = np.repeat(np.arange(len(files)), parts)
+    file = np.repeat(np.arange(len(sizes)), parts)
     part = ranges(0 * parts, parts)
     edges = np.append(bounds[file] + part * sizes[file] // parts[file], count)
-    return edges, file, -(-count // window)
+    return edges, numbers[file], -(-count // window)

@@ -293,7 +293,7 @@ def count_plan(plan: Plan, width: int, **others: Any) -> Strategy:
         sizes = windows.pieces.locate(windows.pieces_in(window))[2]
         squares += _scores(np.multiply(sizes, costs).T).sum()
         if windows.cuts[window]:
-            squares -= _scores_between_pieces(windows.packed(window))
+            squares -= sum(map(_scores_between_pieces, windows.packings(window)))
     return weigh(
         width,
         tokens=plan.num_tokens,

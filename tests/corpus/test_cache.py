@@ -13,6 +13,7 @@ import pytest
 
 from pipeline import Batches, Bucket, Corpora, Corpus, Feature, Plan
 from pipeline.corpus.stored import cache as cache_module
+from pipeline.corpus.stored.cache import Needs
 from pipeline.fs import objects
 from tests.corpus.files import flip, read_all, wait_for
 from tests.loading.definition import require_same
@@ -104,7 +105,7 @@ def test_the_part_that_is_not_needed_for_longest_makes_way(corpus, tmp_path):
     _, cache = cached(corpus, tmp_path, 0.5)
     order = np.random.default_rng(3).permutation(len(corpus.files))
     demand = [[each] for each in order]
-    cache.follow(lambda: [np.array(each) for each in demand])
+    cache.follow(lambda: Needs.of([np.array(each) for each in demand]))
     wait_for(lambda: used(tmp_path) > 0.45 * size_of(corpus))
     time.sleep(0.5)
     here = parts_in(tmp_path)
@@ -134,7 +135,7 @@ def test_a_window_larger_than_the_room_is_read_and_the_log_says_so(corpus, tmp_p
 
 def follow(cache):
     every = np.arange(cache.num_parts)
-    cache.follow(lambda: [every])
+    cache.follow(lambda: Needs.of([every]))
     return every.tolist()
 
 
@@ -192,7 +193,7 @@ def test_files_of_somebody_else_in_a_cache_stay_and_the_rest_is_fetched(corpus, 
         (cache.directory / OTHER).write_bytes(b"of another corpus")
         (cache.directory / ".part-000000-00001.arrow.fetching").write_bytes(b"of a killed process")
         order = [*range(cache.num_parts)]
-        cache.follow(lambda order=order: [np.array([each]) for each in order])
+        cache.follow(lambda order=order: Needs.of([np.array([each]) for each in order]))
         wait_for(lambda cache=cache, order=order: all(map(cache.has, order[:5])))
         order.reverse()
         wait_for(lambda cache=cache, order=order: all(map(cache.has, order[:5])))
@@ -219,7 +220,7 @@ def test_fetching_goes_on_after_a_demand_that_fails(corpus, tmp_path, caplog):
     def demand():
         if errors:
             raise errors.pop()
-        return [every]
+        return Needs.of([every])
 
     cache.follow(demand)
     wait_for(lambda: not errors and all(map(cache.has, every.tolist())))

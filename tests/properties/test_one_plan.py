@@ -64,6 +64,7 @@ def options_of(sides):
         "tiers": st.sampled_from([1, 2, 5]),
         "curriculum": st.sampled_from([None, "short_first"]),
         "cycles": st.integers(1, 5),
+        "read_shares": st.sampled_from([1, 2, 5]),
         "align": st.sampled_from(ALIGN[sides]),
         "cost": st.sampled_from(COST[sides]),
     }
@@ -78,6 +79,8 @@ def as_allowed(*each):
             now["align"] = options["align"] = 1
         if now.get("curriculum") is None and "cycles" in now:
             now["cycles"] = options["cycles"] = 1
+        if now.get("read_shares", 1) > now.get("window", EXAMPLES):
+            now["read_shares"] = options["read_shares"] = 1
 
 
 def sizes_of(sides, most):

@@ -4,9 +4,10 @@ A plan knows every future read. So the part that is needed first is fetched firs
 no room, the part that is needed last is evicted (Belády, 1966, whose rule fetches the fewest
 bytes). A part that is read before it is there is fetched at once, while the reader waits.
 
-All processes of a machine share the directory. One of them fetches a part into a locked temporary
-file of its full size, and renames it when it is complete. So the sizes of all files add up to the
-space used, and a killed process leaves nothing that is taken for a part.
+All processes of a machine share the directory. Each fetches what it needs itself, and evicts no
+part that another process, anywhere, needs as soon as the one it fetches. A process fetches a part
+into a locked temporary file of its full size, and renames it when it is complete. So the sizes of
+all files add up to the space used, and a killed process leaves nothing that is taken for a part.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from etils import epath
@@ -54,8 +55,21 @@ MAX_BYTES = 20_000_000_000
 
 T = TypeVar("T")
 
-# Returns the parts needed from now on, an array for each window; None once none are.
-Demand = Callable[[], Sequence[np.ndarray] | None]
+
+class Needs(NamedTuple):
+    """The parts needed from now on, an array for each window."""
+
+    here: Sequence[np.ndarray]  # by this process
+    anywhere: Sequence[np.ndarray]  # by all processes, which may share the directory
+
+    @classmethod
+    def of(cls, windows: Sequence[np.ndarray]) -> "Needs":
+        """Parts that every process needs."""
+        return cls(windows, windows)
+
+
+# Returns what is needed; None once nothing is.
+Demand = Callable[[], Needs | None]
 
 
 @functools.cache
@@ -243,39 +257,45 @@ class PartCache(Handles, PartStore):
     # ---- in the background
 
     def _work(self) -> None:
-        while (needed := self._ask()) is not None:
+        while (needs := self._ask()) is not None:
+            here, self._needed = needs
             try:
-                order = np.argsort(needed, kind="stable")
-                wanted = order[: np.count_nonzero(needed < NEVER)].tolist()
-                if not self._fetch(wanted, needed):
+                self._tell(here)
+                order = np.argsort(here, kind="stable")
+                wanted = order[: np.count_nonzero(here < NEVER)].tolist()
+                if not self._fetch(wanted, self._needed):
                     time.sleep(PAUSE)
             except Exception as error:
                 self._log_failure(error)
                 time.sleep(AFTER_FAILURE)
 
-    def _ask(self) -> np.ndarray | None:
-        """For each part the window that needs it first, or `NEVER`; None ends the thread."""
+    def _ask(self) -> list[np.ndarray] | None:
+        """For each part the window that needs it first, or `NEVER`; None ends the thread.
+
+        Needed here, and anywhere.
+        """
         said = [(demand, self._call(demand)) for demand in list(self._demands)]
         with self._lock:
-            over = [demand for demand, windows in said if windows is None]
+            over = [demand for demand, needs in said if needs is None]
             self._demands = [demand for demand in self._demands if demand not in over]
             if not self._demands:
                 self._threads -= 1
                 return None
-        needed = np.full(self.num_parts, NEVER)
-        for _, windows in said:
-            for place, numbers in enumerate(windows or ()):
+        first = [np.full(self.num_parts, NEVER) for _ in Needs._fields]
+        for needed, windows in (
+            (first[n], w) for _, needs in said for n, w in enumerate(needs or ())
+        ):
+            for place, numbers in enumerate(windows):
                 needed[numbers] = np.minimum(needed[numbers], place)
-        self._needed = needed
-        return needed
+        return first
 
-    def _call(self, demand: Demand) -> Sequence[np.ndarray] | None:
+    def _call(self, demand: Demand) -> Needs | None:
         """What a demand returns; nothing while it fails, so that later parts are fetched again."""
         try:
             return demand()
         except Exception as error:
             self._log_failure(error)
-            return ()
+            return Needs.of(())
 
     def _log_failure(self, error: Exception) -> None:
         """Logs a failure once, by one thread."""
@@ -292,8 +312,10 @@ class PartCache(Handles, PartStore):
     def _tell(self, needed: np.ndarray) -> None:
         """Logs that the first window has no room."""
         size = int(self._sizes[needed == 0].sum())
-        if size > self.max_bytes and not self._told:
-            self._told = True
+        with self._lock:
+            new = size > self.max_bytes and not self._told
+            self._told |= new
+        if new:
             logger.warning(
                 "the files of a window of %s have %s bytes, but %s has room for %s, so they are "
                 "fetched again and again; raise cache_bytes, or give the plan a smaller window=",
@@ -312,7 +334,6 @@ class PartCache(Handles, PartStore):
                     with open_locked(self._fetching(other), wait=False):
                         self._fetching(other).unlink()
                     del fetching[other]
-            self._tell(needed)
             self._note({*here})
             names = ((number, self._names[number]) for number in wanted)
             new = ((n, name) for n, name in names if name not in here and name not in fetching)
