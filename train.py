@@ -146,7 +146,7 @@ def train(config: ConfigDict, workdir: epath.Path) -> int:
         trainer.describe_run(workdir, config, schedule, loader)  # for `lockstep` commands
 
         log = enter(trainer.TrainingLog(workdir, config, schedule, saved, clock, model, compiled))
-        weights = trainer.WeightsFile(workdir, config, loader, log)
+        weights = trainer.WeightsFile(workdir, config, loader)
         signals = enter(steps.hosts.StopSignals())
         step = last = saved.step  # steps that are done, and that are saved
         while True:

@@ -94,13 +94,9 @@ class TrainingLog(contextlib.ExitStack):
 
     def skip(self, step: int, planned: PlannedBatch) -> None:
         """Records a step whose batch is left out."""
-        self._stats.skipped += 1
-        self.write({"step": step, "skipped": planned.digest})
-
-    def write(self, values: Mapping[str, Any]) -> None:
-        """Writes a line after that of the last step; see `RunLog.write`."""
         self.flush()
-        self._log.write(values)
+        self._stats.skipped += 1
+        self._log.write({"step": step, "skipped": planned.digest})
 
     def flush(self) -> None:
         """Waits for the last step and records it."""

@@ -13,7 +13,6 @@ from pipeline.history import write_history
 from pipeline.history.plans import describe_changes
 from pipeline.loading import Loader
 from pipeline.planning.options import as_phases
-from trainer.log import TrainingLog
 
 logger = logging.getLogger(__name__)
 
@@ -39,11 +38,10 @@ class WeightsFile:
         workdir: that of the run.
         config: its `weights_every` is the number of steps between looks; 0: never.
         loader: the loader, after its state is restored.
-        log: that of the run.
     """
 
-    def __init__(self, workdir: epath.Path, config: ConfigDict, loader: Loader, log: TrainingLog):
-        self._path, self._loader, self._log = workdir / NAME, loader, log
+    def __init__(self, workdir: epath.Path, config: ConfigDict, loader: Loader):
+        self._path, self._loader = workdir / NAME, loader
         leads = jax.process_index() == 0 and "mixture" in config
         self._every = config.weights_every if leads else 0
         self._said = ""  # the last file that was not taken, or why it was not read
@@ -67,7 +65,6 @@ class WeightsFile:
             self._said = text or repr(error)
             return
         write_history(self._path.parent, self._loader.corpus, self._loader.plan)
-        self._log.write({"step": step, "weights": weights, "weights_from": first})
         what = describe_changes({"weights": weights})
         logger.info(f"changed from step {first:,} on, as {self._path} says: {what}")
 

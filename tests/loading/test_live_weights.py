@@ -197,6 +197,40 @@ def test_weights_that_need_another_shape_are_refused_before_anything_changes():
         assert loader.planned.sources.keys() == {"long"}
 
 
+def test_a_loader_of_later_steps_has_the_shapes_that_changed_weights_need():
+    phases = [(0, {"short": 1, "long": 1}), (5, {"short": 1, "long": 0})]
+    with mixture(weights=phases) as loader:
+        plan, corpus = loader.plan, loader.corpus
+        for _ in range(3):
+            next(loader)
+        assert loader.change(weights={"short": 1, "long": 1}) == 5
+        for _ in range(5):
+            next(loader)
+        state, changed = json_of(loader.get_state()), loader.plan
+    with Loader(Batches(corpus, plan.onward(8)).repeat()) as loader:
+        assert [*loader.specs] == [BUCKETS[0]]
+        loader.set_state(state)
+        assert [*loader.specs] == [BUCKETS[0], BUCKETS[2]]
+        require_rest(loader, Batches(corpus, changed).repeat(), 30)
+
+
+@pytest.mark.parametrize("every", [None, 8])
+def test_a_change_that_has_not_begun_is_replaced_after_a_restart_too(every):
+    weights = {"short": 1, "long": 1}
+    with mixture(weights=weights, changes_every=every) as loader:
+        base = loader.plan
+        at = loader.change(weights={"short": 5, "long": 1})
+        state = json_of(loader.get_state())
+    with mixture(weights=weights, changes_every=every) as loader:
+        loader.set_state(state)
+        assert loader.change(weights={"short": 1, "long": 3}) == at
+        later = json_of(loader.get_state())
+        wanted = base.after(at, weights={"short": 1, "long": 3})
+        for _ in range(2):
+            require_rest(loader, Batches(loader.corpus, wanted).repeat(), 40)
+            loader.set_state(later)
+
+
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
