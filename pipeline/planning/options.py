@@ -182,7 +182,7 @@ class Options:
         elif self.cycles > 1:
             raise InvalidValue(
                 f"cycles is {self.cycles}, how often in an epoch a curriculum begins; give "
-                "curriculum='short_first' as well"
+                "curriculum= as well"
             )
         put("width", require_whole("width", self.width, 1))
         require_one_of("attention", self.attention, ATTENTIONS)
