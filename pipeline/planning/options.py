@@ -185,7 +185,7 @@ class Options:
         elif self.cycles > 1:
             raise InvalidValue(
                 f"cycles is {self.cycles}, how often in an epoch a curriculum begins; give "
-                "curriculum='short_first' as well"
+                "curriculum= as well"
             )
         put("read_shares", require_whole("read_shares", self.read_shares, 1))
         if self.read_shares > self.window:

@@ -325,3 +325,15 @@ def test_lengths_that_are_all_the_same_make_a_page():
     same = from_lengths("same", np.full(512, 64))
     text = html(measure(same, Options({"tokens_per_batch": 512, "length_multiple": 64})))
     assert "One bucket is enough" in text
+
+
+def test_the_time_with_tiers_is_that_of_a_plan_with_sixteen_over_that_of_this_one():
+    lengths = np.clip(np.random.default_rng(0).lognormal(4, 1.2, 800), 1, 512).astype(int)
+    plans = {tiers: Plan(lengths, [Bucket(8, 512)], tiers=tiers) for tiers in (1, 4, 16)}
+    epochs = {tiers: measure_epoch(plan, width=8) for tiers, plan in plans.items()}
+    assert [*epochs[1].over_ideal] == [*epochs[1].with_tiers] == ["8"]
+    for tiers in (1, 4):  # each has the same rows, so the least time is the same
+        expected = epochs[16].over_ideal["8"] / epochs[tiers].over_ideal["8"]
+        assert epochs[tiers].with_tiers["8"] == pytest.approx(expected)
+        assert expected < 0.95
+    assert epochs[16].with_tiers == {}

@@ -57,6 +57,22 @@ def test_a_run_keeps_its_plan_on_other_devices_and_a_change_keeps_the_past():
     assert "changed from step 5 on: row_multiple=3, exclude=1, 4" in str(said)
 
 
+def test_a_curriculum_may_begin_and_end_during_a_run():
+    begin = {"buckets": [[8, 16], [4, 32], [2, 64]], "curriculum": "short_first"}
+    first, plan = planned([(9, {"curriculum": None})], begin | {"cycles": 3})
+    lengths = [plan.batch(step).bucket.length for step in range(9)]
+    assert lengths == sorted(lengths)
+    assert len({*lengths}) > 1
+    again, same = resumed(first, 5, [(9, {"curriculum": None})], begin)  # cycles as it began
+    assert same.fingerprint == plan.fingerprint
+    _, later = resumed(again, 9, [(9, {"curriculum": None}), (20, {"curriculum": "short_first"})])
+    assert later.batch(8).digest == plan.batch(8).digest
+    rest = [later.batch(step).bucket.length for step in range(20, later.first_step(1))]
+    assert rest == sorted(rest)
+    with pytest.raises(ValueError, match="curriculum was 'short_first' and is now 'long_first'"):
+        resumed(first, 5, [], begin | {"curriculum": "long_first"})
+
+
 def test_leaving_examples_out_keeps_the_buckets():
     change = 5, {"exclude": np.flatnonzero(LENGTHS > 12).tolist(), "max_segments": 2}
     _, plan = planned([change])
