@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 import pipeline
 from pipeline import Batches, Bucket, Examples, Plan
 from pipeline.bar import Bar
-from pipeline.corpus import prefixes
+from pipeline.corpus.views import prefixes
 from pipeline.scoring import score
 from pipeline.steps import Compiled
 from pipeline.text.sources import Records
