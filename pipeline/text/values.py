@@ -242,52 +242,32 @@ def collect_notes(read: set[str] | None = None) -> Iterator[dict[str, str]]:
         _read.reset(read_before)
 
 
+def _marking(name: str, one: bool) -> Any:
+    """A method of dict that adds to what was read: the key that it gets, or all."""
+    method = getattr(dict, name)
+
+    def mark(self: Any, *arguments: Any) -> Any:
+        self.read.update(arguments[:1] if one else dict.keys(self))
+        return method(self, *arguments)
+
+    return mark
+
+
 class Watched(dict[str, Any]):
-    """A record that tells which of its fields are read; of one that is copied, all are."""
+    """A record that adds the names of fields to a set when they are read.
+
+    If it is copied, or gone through, all of them are.
+    """
 
     def __init__(self, record: Mapping[str, Any], read: set[str]):
         super().__init__(record)
-        self._read = read
+        self.read = read
 
-    def __getitem__(self, name: str) -> Any:
-        self._read.add(name)
-        return super().__getitem__(name)
 
-    def get(self, name: str, default: Any = None) -> Any:  # noqa: D102
-        self._read.add(name)
-        return super().get(name, default)
-
-    def pop(self, name: str, *default: Any) -> Any:  # noqa: D102
-        self._read.add(name)
-        return super().pop(name, *default)
-
-    def _all(self) -> dict[str, Any]:
-        self._read.update(super().keys())
-        return dict(super().items())
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._all())
-
-    def __or__(self, other: Any) -> Any:
-        return self._all() | other
-
-    def __ror__(self, other: Any) -> Any:
-        return other | self._all()
-
-    def __repr__(self) -> str:
-        return repr(self._all())
-
-    def keys(self) -> Any:  # noqa: D102
-        return self._all().keys()
-
-    def values(self) -> Any:  # noqa: D102
-        return self._all().values()
-
-    def items(self) -> Any:  # noqa: D102
-        return self._all().items()
-
-    def copy(self) -> dict[str, Any]:  # noqa: D102
-        return self._all()
+for _name in ("__getitem__", "get", "pop", "setdefault"):
+    setattr(Watched, _name, _marking(_name, one=True))
+for _name in ("__iter__", "__or__", "__ror__", "__repr__", "keys", "values", "items", "copy"):
+    setattr(Watched, _name, _marking(_name, one=False))
 
 
 def watch(record: Any) -> Any:

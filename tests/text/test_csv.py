@@ -151,6 +151,11 @@ def test_the_shell_reads_csv_with_the_options_of_a_dialect(run, tmp_path):
     arguments = [os.fspath(tmp_path / "a.csv"), "--into", os.fspath(tmp_path / "made")]
     run("prepare", *arguments, "--kind", "csv", "delimiter=;")
     assert len(pipeline.Corpus.open(tmp_path / "made")) == 1
+    (tmp_path / "a.csv").write_text("text\tn\nfirst\t1\nsecond\t2\n")
+    arguments[-1] = os.fspath(tmp_path / "tabs")
+    assert r"give delimiter='\t' if that is between" in run.refused("prepare", *arguments)
+    run("prepare", *arguments, "--kind", "csv", r"delimiter=\t")
+    assert len(pipeline.Corpus.open(tmp_path / "tabs")) == 2
 
 
 def test_rows_of_a_dict_reader_with_too_many_cells_and_names_with_marks_are_said():

@@ -1,9 +1,11 @@
 """What a field receives is text, a number that prints exactly, or an error that names the field."""
 
+import copy
 import datetime
 import decimal
 import json
 import pickle
+import string
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from pipeline.text.sources.source import text_of
 from pipeline.text.templates import Answer, Chat, Preference
 from pipeline.text.tokenizers import Bytes
 from pipeline.text.tokenizers.markup import Markup
-from pipeline.text.values import read_json
+from pipeline.text.values import Watched, read_json
 
 NAN = float("nan")
 CODE = "{a} {a.__class__} {{ cycler.__init__.__globals__ }} {% include 'x' %} %s $HOME"
@@ -75,6 +77,25 @@ def test_a_number_of_json_that_is_infinite_is_refused_as_it_is_written(tmp_path)
         ValueError, match=r"field 'a' holds float \(1E400\), which is infinite; corr"
     ):
         spelt(ANSWER, record["a"])
+
+
+@pytest.mark.parametrize(
+    ("use", "names"),
+    [
+        (lambda r: r["a"], "a"),
+        (lambda r: (r.get("c", 5), r.pop("a", 0), r.setdefault("b", 1)), "abc"),
+        (lambda r: "{a}".format_map(r) + string.Template("$a").substitute(r), "a"),
+        (lambda r: ("a" in r, len(r), r == {"a": "x", "b": 2}, isinstance(r, dict)), ""),
+        *((use, "ab") for use in (dict, list, repr, json.dumps, copy.copy, copy.deepcopy)),
+        *((use, "ab") for use in (lambda r: {**r}, lambda r: r | {}, lambda r: {} | r)),
+        *((use, "ab") for use in (lambda r: "{a}".format(**r), lambda r: [*r.items()])),
+        (lambda r: pickle.loads(pickle.dumps(r)), "ab"),
+    ],
+)
+def test_a_watched_record_is_a_dict_that_tells_what_is_read(use, names):
+    read: set = set()
+    assert use(Watched({"a": "x", "b": 2}, read)) == use({"a": "x", "b": 2})
+    assert read == {*names}
 
 
 def test_names_of_fields_are_shown_with_what_cannot_be_seen():

@@ -214,7 +214,7 @@ class Csv(files.Files):
 
     Args:
         paths: names or globs, one or several.
-        delimiter: the character between cells.
+        delimiter: the character between cells; a tab may be a backslash and a t, as in a shell.
         quotechar: the character around cells that have others of these; None or "": quotes are
             text.
         escapechar: the character that makes the next one text; None: there is none.
@@ -237,6 +237,7 @@ class Csv(files.Files):
         doublequote: bool = True,
         skipinitialspace: bool = False,
     ):
+        delimiter = "\t" if delimiter == r"\t" else delimiter
         dialect = Dialect(
             delimiter, quotechar or None, escapechar or None, doublequote, skipinitialspace
         )
