@@ -77,6 +77,8 @@ FURTHER = [
     {"seed": 7, "tiers": 2, "packing": "fill", "positions": "restart"},
     {"overflow": "truncate", "max_segments": 3, "shuffle": False, "attention": "segment"},
     {"overflow": "drop", "packing": "none", "window": 512, "num_epochs": 2, "align": 2},
+    {"curriculum": "short_first", "cycles": 2, "max_buckets": 2},
+    {"read_shares": 2},
 ]
 
 
@@ -128,6 +130,18 @@ def test_a_mixture_takes_its_weights_from_the_call(text):
     with pytest.raises(UserError, match=r"mixes a, b, .*weights="):
         load(both, 2, state=state)
     with load(both, 2, state=state, weights=weights) as loader:
+        assert (np.asarray(next(loader)["inputs"]) == np.asarray(due["inputs"])).all()
+
+
+def test_weights_that_were_changed_while_it_ran_stay_on_other_devices(text):
+    both = Corpora({"a": text, "b": Examples([[5, 6, 7, 8]] * 90)})
+    with load(both, 4, weights={"a": 3, "b": 1}, prefetch=0, **OPTIONS) as loader:
+        next(loader)
+        at = loader.change(weights={"a": 1, "b": 1})
+        while loader.step <= at:
+            next(loader)
+        state, due = json.loads(json.dumps(loader.get_state())), next(loader)
+    with load(both, 2, state=state, weights={"a": 3, "b": 1}) as loader:
         assert (np.asarray(next(loader)["inputs"]) == np.asarray(due["inputs"])).all()
 
 
