@@ -157,10 +157,10 @@ def _run(way: Callable[[pathlib.Path, int], Iterator[Counts]], folder: str, numb
     each = (time.process_time() - begin) / (STEPS - 1)
     weights = _weights(number)
     off = np.abs(counts / counts.sum() - weights / weights.sum()).max()
-    open_files = [os.readlink(f"/proc/self/fd/{fd}") for fd in _descriptors()]
-    mapped = {line.split()[-1] for line in pathlib.Path("/proc/self/maps").read_text().splitlines()}
+    found = {os.readlink(f"/proc/self/fd/{fd}") for fd in _descriptors()}
+    found |= {line.split()[-1] for line in pathlib.Path("/proc/self/maps").read_text().splitlines()}
     return {
-        "files": sum(folder in path for path in [*open_files, *mapped]),
+        "files": sum(folder in path for path in found),
         "threads": _status("Threads"),
         "memory": 1024 * (_status("RssAnon") - before),
         "first": first,

@@ -3,6 +3,7 @@ import os
 import pickle
 import sys
 import threading
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
@@ -265,3 +266,18 @@ def test_what_cannot_be_stored_beside_a_corpus_is_made_each_time(code, tmp_path,
     for _ in range(2):
         assert Corpus.open(tmp_path).silent.tolist() == [0]
     assert not list(tmp_path.glob("silent*"))
+
+
+def test_parts_that_are_open_hold_nothing_for_each_example(tmp_path, monkeypatch):
+    count = 50_000
+    for name in SMALL:  # one part
+        monkeypatch.setattr(ragged, name, 2 * count)
+    corpus = Corpus.from_arrays([np.arange(2)] * count, tmp_path / "corpus", vocab_size=9)
+    corpus.read([0], [0], [1])  # imports
+    opened = Corpus.open(corpus.directory)
+    tracemalloc.start()
+    try:
+        opened.read([0, count - 1], [0, 0], [1, 1])
+        assert tracemalloc.get_traced_memory()[0] < count  # bytes
+    finally:
+        tracemalloc.stop()

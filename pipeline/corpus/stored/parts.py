@@ -220,9 +220,12 @@ class PartFile:
     def _segments(self) -> dict[str, Segments]:
         return find_segments(self.columns, self.offsets)
 
-    @functools.cached_property
+    @property
     def counts(self) -> np.ndarray:
-        """The tokens or arrays of each example: int64 [examples]; refuses offsets that descend."""
+        """The tokens or arrays of each example: int64 [examples]; refuses offsets that descend.
+
+        They are computed each time: a part that is open holds nothing for each example.
+        """
         part, offsets = self.part, cast(np.ndarray, self.offsets)
         counts = np.diff(offsets)
         if offsets[0] or offsets[-1] != part.tokens or counts.min(initial=0) < 0:

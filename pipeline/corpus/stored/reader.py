@@ -256,9 +256,10 @@ class Reader(Handles):
             return f"it has {file.part.examples:,} examples, not {len(lengths):,}"
         if file.offsets is None:  # of features of examples alone
             return ""
-        for at in np.flatnonzero(self.task.lengths(tokens.counts) != lengths)[:1]:
+        counts = tokens.counts
+        for at in np.flatnonzero(self.task.lengths(counts) != lengths)[:1]:
             return (
-                f"example {first + at:,} has {tokens.counts[at]:,} tokens by its offsets, and "
+                f"example {first + at:,} has {counts[at]:,} tokens by its offsets, and "
                 f"length {lengths[at]:,}"
             )
         return ""
