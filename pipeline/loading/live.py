@@ -9,7 +9,7 @@ processes build no batch of a block before they have its word.
 
 import math
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from pipeline.errors import InvalidState, InvalidValue, name_some, require_whole
@@ -42,12 +42,18 @@ class LiveBatches:
         self._turn = threading.Lock()  # of threads that begin a block
         self.begin(batches, 0)
 
-    def at(self, step: int) -> Batches:
-        """Batches with their plans, of which that of a step is final; any thread may call it."""
-        if self._exchange is not None:
+    def at(self, step: int, is_wanted: Callable[[], bool]) -> Batches:
+        """Batches with their plans, of which that of a step is final; any thread may call it.
+
+        `is_wanted` says whether the loader has not gone to another step since. A thread of before
+        must take no word of after: others might give it only once this process goes on.
+        """
+        if (exchange := self._exchange) is not None:
+            if not is_wanted():
+                raise InvalidState("the loader went to another step")
             with self._turn:
-                while self._due <= step:
-                    self._exchange_word(self._exchange)
+                while exchange is self._exchange and self._due <= step:
+                    self._exchange_word(exchange)
         return self._with_plans
 
     def change(self, first: int, weights: Mapping[str, float]) -> int:
@@ -79,7 +85,13 @@ class LiveBatches:
                 "have before, so no program is compiled for them; begin with a small weight in "
                 "place of 0 for each corpus"
             )
-        self._set(self.batches._copy(origin=origin, plan=origin.plan))  # of buckets that it has
+        changed = self.batches._copy(origin=origin, plan=origin.plan)  # of buckets that it has
+        if others and len(changed) <= first < self.end:
+            raise InvalidValue(
+                f"with these weights, the epoch is over at step {first:,}, where other processes "
+                "wait for their word; leave a weight to each corpus whose epoch is not over"
+            )
+        self._set(changed)
         return first
 
     def follow(self, state: Any) -> Batches:
@@ -118,8 +130,8 @@ class LiveBatches:
     def _exchange_word(self, exchange: Exchange) -> None:
         """Exchanges the word of the block `_due`, and does what process 0 says."""
         origin = self.batches.origin
-        self._said = self._due + 1  # a word is final, also if the loader goes back
         mine = origin.live_weights(self._due)
+        self._said = self._due + 1  # a word is final, also if the loader goes back
         word = exchange.gather(mine)[0]
         if word is None and mine is not None:
             raise InvalidState(

@@ -137,7 +137,7 @@ class Loader(StepIterator):
         self._live = live = LiveBatches(batches, self.specs, changes_every)
 
         def make(step: int) -> tuple[PlannedBatch, Any]:
-            built: Any = live.at(step)
+            built: Any = live.at(step, ahead.is_wanted)
             planned, batch = built[step]
             return planned, transfer(step, planned.bucket, batch)
 

@@ -138,6 +138,10 @@ class Prefetch(Generic[T]):
             begun = self._next if self._threads else self.step
             yield max(begun, self.step + self._size)
 
+    def is_wanted(self) -> bool:
+        """Whether this thread, which makes an element, was not told to end."""
+        return threading.current_thread() in self._threads
+
     def stop(self) -> None:
         """Ends the threads, and drops what is ready; `next` begins again with its step."""
         with self._changed:

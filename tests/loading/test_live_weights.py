@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 
 import grain
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 import pipeline
 from pipeline import Batches, Bucket, Corpora, Examples, Plan
+from pipeline.loading import live
 from pipeline.loading.loader import Loader
 from pipeline.loading.prefetch import Prefetch
 from tests.loading.definition import require_same
@@ -333,6 +335,45 @@ def test_a_plan_without_the_change_refuses_the_state_and_one_with_it_takes_it():
         with Loader(with_it) as other:  # which has it already
             other.set_state(state)
             assert other.plan.fingerprint == loader.plan.fingerprint
+
+
+def test_a_thread_of_before_a_restore_takes_no_word_of_after_it(monkeypatch):
+    takers, restored, at = [], threading.Event(), live.LiveBatches.at
+
+    class Words:
+        def __init__(self, processes, *, seconds):
+            self.threads = []
+            takers.append(self.threads)
+
+        def gather(self, word):
+            self.threads.append(threading.current_thread())
+            return [word, None]
+
+        def close(self):
+            pass
+
+    def come_late(batches, *arguments):  # a thread that stands still until all has changed
+        if threading.current_thread() in before:
+            assert restored.wait(60)
+        return at(batches, *arguments)
+
+    monkeypatch.setattr(live, "Exchange", Words)
+    monkeypatch.setattr(Batches, "processes", [0, 1])
+    monkeypatch.setattr(live.LiveBatches, "at", come_late)
+    whole, before = mixture(weights={"short": 1, "long": 1}).batches, []
+    with Loader(whole, num_threads=2, changes_every=4) as loader:
+        with loader._ahead.hold():  # no thread has begun
+            loader.start_prefetch()
+            before += loader._ahead._threads
+        while loader._ahead._next < 2:
+            time.sleep(0.01)
+        loader.set_state(loader.get_state())
+        restored.set()
+        for _ in range(6):
+            next(loader)
+        assert takers[0] == []
+        assert takers[1]
+        assert not {*takers[1]} & {*before}
 
 
 def test_an_end_that_comes_earlier_is_also_that_of_elements_that_are_ready():

@@ -77,7 +77,8 @@ def test_only_process_0_of_a_loader_that_asked_for_it_changes_weights(answers, c
             assert f"{count} processes share the batches" in said["no word"]
             assert "make the loader with changes_every=16" in said["no word"]
             assert "give each a weight" in said["weights"]
-        assert said["stages"] == 1
+            assert "the epoch is over at step" in said["end"]
+        assert (said["stages"], said["rest"]) == (1, 0)
 
 
 @pytest.fixture
