@@ -118,6 +118,7 @@ DIFFERENCES = {
     "window": option(window=14),
     "segments": option(max_segments=2),
     "tiers": option(tiers=2),
+    "shares": option(read_shares=2),
     "align": option(align=4),
     "cost": option(cost={"inputs": 1, "patches": 0.25}),
     "attention": option(attention="segment"),
