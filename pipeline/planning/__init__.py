@@ -14,6 +14,7 @@ the modules build on each other:
   (`stream`).
 - schedule: the bucket of each step, and the rows it takes from each stream (`schedule`).
 - assembly: the batches of these rows (`assembly`); `tiers` deal the rows again.
+- share: a part of the files of each window, of which a host's rows need some (`shares`).
 - stage: the steps from one on, under one set of options (`stage`).
 - change: a further stage, with what was said to make it. A plan is a list of changes (`changes`,
   `plan`).

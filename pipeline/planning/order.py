@@ -30,7 +30,8 @@ class Purpose(enum.IntEnum):
     BUCKETS = 5  # the bucket with which an epoch begins
     TIERS = 6  # the order of batches in a block of steps
     GROUPS = 7  # rows that a plan takes one by one
-    SHARES = 8  # the files of each share; and the batches of the costliest rows of shares
+    SHARES = 8  # the files of each share
+    MATCHED = 9  # the batches of the costliest rows of each share
 
 
 def random_key(seed: int, *names: object) -> int:

@@ -30,14 +30,20 @@ def spread(function: Call, number: int) -> Iterator[Callable[[Sequence[Any]], li
     calls it. The processes end with the program, even if that is killed: their input ends.
     """
     number = min(number, MOST, count_cpus())
-    idle, started = queue.SimpleQueue[Any](), list[subprocess.Popen]()
+    content, idle = pickle.dumps(function), queue.SimpleQueue[Any]()
+    started = list[subprocess.Popen]()
     with contextlib.suppress(OSError):
-        while number > 1 and len(started) < number:
-            started.append(_start(function))
-            idle.put(started[-1])
+        while sys.executable and number > 1 and len(started) < number:
+            started.append(_start())
     if not started:
         yield lambda items: [*map(function, items)]
         return
+
+    def begin(process: subprocess.Popen) -> None:
+        assert process.stdin is not None
+        with contextlib.suppress(OSError):  # it was killed
+            process.stdin.write(content)
+        idle.put(process)
 
     def call(item: Any) -> Any:
         process = idle.get()
@@ -50,6 +56,8 @@ def spread(function: Call, number: int) -> Iterator[Callable[[Sequence[Any]], li
 
     try:
         with ThreadPoolExecutor(len(started)) as threads:
+            for process in started:
+                threads.submit(begin, process)
             yield lambda items: [*threads.map(call, items)]
     finally:
         for process in started:
@@ -64,19 +72,16 @@ def count_cpus() -> int:
     return len(allowed(0)) if allowed else os.cpu_count() or 1
 
 
-def _start(function: Call) -> subprocess.Popen:
-    """A process that calls a function. ^C does not reach it: it is in a session of its own."""
+def _start() -> subprocess.Popen:
+    """A process that serves. ^C does not reach it: it is in a session of its own."""
     path = os.pathsep.join(place or os.curdir for place in sys.path)
-    process = subprocess.Popen(
+    return subprocess.Popen(
         [sys.executable, "-c", SERVE],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": path},
         start_new_session=True,
     )
-    assert process.stdin is not None
-    pickle.dump(function, process.stdin)
-    return process
 
 
 def _exchange(process: subprocess.Popen, item: Any) -> Any:

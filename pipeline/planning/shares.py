@@ -68,14 +68,8 @@ class Groups(Windows):
         if key is not None:
             order = permutation(random_bits(key, Purpose.SHARES, len(order)))
         order = order[place[order].argsort(kind="stable")]
-        parts = [
-            self._cut(edges, runs, first)
-            for runs, first in zip(
-                np.split(order, np.bincount(place, minlength=number).cumsum()[:-1]),
-                range(0, number * self._shares, self._shares),
-                strict=True,
-            )
-        ]
+        of_windows = np.split(order, np.bincount(place, minlength=number).cumsum()[:-1])
+        parts = [self._cut(edges, runs, n * self._shares) for n, runs in enumerate(of_windows)]
         begins, groups, runs = np.concatenate(parts, axis=1)
         sort = begins.argsort()
         self.window_of = np.unique(groups) // self._shares
@@ -184,12 +178,11 @@ class SharedWindows:
             own = None if bits is None else bits[begin:end]
             parts.append(self.groups.lay_out(group, own, order_rows))
             begin = end
-        return [
-            (np.concatenate(times), np.concatenate(segments))
-            for times, segments in (
-                zip(*of_shape, strict=True) for of_shape in zip(*parts, strict=True)
-            )
-        ]
+        laid_out = list[tuple[np.ndarray, np.ndarray]]()
+        for of_shape in zip(*parts, strict=True):
+            times, segments = zip(*of_shape, strict=True)
+            laid_out.append((np.concatenate(times), np.concatenate(segments)))
+        return laid_out
 
 
 def _as_they_are(shape: int, segments: np.ndarray, first_pieces: np.ndarray) -> np.ndarray:
@@ -295,7 +288,7 @@ class SharedRows(Rows):
         size, number = turn // units, np.arange(begin, begin + count)
         number = (number // turn - begin // turn) * size + number % size
         parts = max(size, PARTS)
-        shared = draw(Purpose.SHARES, int(number.max(initial=0)) // parts + 2, bucket=shape)
+        shared = draw(Purpose.MATCHED, int(number.max(initial=0)) // parts + 2, bucket=shape)
         turned = TURNS[(np.arange(units) + int(shared[-1] >> np.uint64(62))) % len(TURNS)]
         part = (number + turned[stratum]) % parts
         bits = np.where(part == 0, shared[number // parts], own)
@@ -306,6 +299,8 @@ class SharedRows(Rows):
 
     def _files_of(self, epoch: int, mine: Sequence[np.ndarray]) -> Sequence[np.ndarray | None]:
         """See `Rows`."""
+        if all(some.all() for some in mine):
+            return super()._files_of(epoch, mine)
         epoch = epoch if self._options.shuffle else 0
         key = epoch, b"".join(some.tobytes() for some in mine)
         if key not in self._files_by_epoch:

@@ -2,6 +2,8 @@
 
 import fcntl
 import itertools
+import json
+import pathlib
 import pickle
 import shutil
 import threading
@@ -15,8 +17,10 @@ from pipeline import Batches, Bucket, Corpora, Corpus, Feature, Plan
 from pipeline.corpus.stored import cache as cache_module
 from pipeline.corpus.stored.cache import Needs
 from pipeline.fs import objects
+from tests.corpus import share_worker
 from tests.corpus.files import flip, read_all, wait_for
 from tests.loading.definition import require_same
+from tests.processes import Group, environment
 
 BUCKETS = Bucket(16, 128), Bucket(8, 256)
 SMALL = {"TOKENS_PER_PART": 5000}
@@ -250,3 +254,65 @@ def test_damaged_lengths_are_fetched_again_and_those_of_the_corpus_are_named(cor
     (there / "lengths.npy").write_bytes(whole[:-4] + b"abcd")
     with pytest.raises(ValueError, match=f"damaged at {there}/lengths.npy: its digest differs"):
         Corpus.open(there, cache=tmp_path / "other")
+
+
+# ---- each host has a share of the parts
+
+
+def test_hosts_fetch_about_their_share_and_only_what_they_are_told(corpus, tmp_path):
+    buckets, options = [Bucket(16, 256)], {"read_shares": 8}
+    whole = Batches(corpus, Plan(corpus, buckets, **options))
+    total = 0
+    for host in range(4):
+        mine, cache = cached(corpus, tmp_path / str(host), 2)
+        plan = Plan(mine, buckets, **options)
+        assert plan.fingerprint == whole.plan.fingerprint
+        batches = Batches(mine, plan, process_index=host, process_count=4)
+        rows = {bucket: np.arange(4 * host, 4 * host + 4) for bucket in buckets}
+        told = {*np.concatenate(plan.files_ahead(0, rows)[""]).tolist()}
+        for step in range(plan.num_batches()):
+            expected = {name: field[4 * host : 4 * host + 4] for name, field in whole[step].items()}
+            require_same(batches[step], expected)
+        wait_for(lambda cache=cache, told=told: all(map(cache.has, told)))
+        assert parts_in(tmp_path / str(host)) == told
+        total += cache.traffic["fetched"]
+        batches.ahead.stop()
+    assert 1 <= total / size_of(corpus) <= 1.5
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 4])
+def test_processes_with_caches_of_their_own_fetch_their_shares(corpus, hosts, tmp_path):
+    program = pathlib.Path(__file__).with_name("share_worker.py")
+    commands = [
+        [program, corpus.directory, tmp_path / f"{n}", n, hosts, tmp_path / f"host{n}"]
+        for n in range(hosts)
+    ]
+    Group(commands, tmp_path / "logs", environment()).end_with(0)
+    plan = Plan(corpus, [share_worker.BUCKET], read_shares=share_worker.SHARES)
+    whole = Batches(corpus, plan)
+    ids = [np.load(tmp_path / f"host{n}.npy") for n in range(hosts)]
+    for step in range(plan.num_batches()):
+        assert np.array_equal(np.concatenate([of[step] for of in ids]), whole[step]["inputs"])
+    told = [json.loads((tmp_path / f"host{n}.json").read_text()) for n in range(hosts)]
+    assert {each["fingerprint"] for each in told} == {plan.fingerprint}
+    fetched = sum(each["fetched_bytes"] for each in told) / size_of(corpus)
+    assert fetched <= 1.5
+
+
+def test_processes_that_share_a_directory_keep_what_the_others_need(corpus, tmp_path):
+    parts = np.arange(20).reshape(2, 2, 5)  # of each window and process
+    caches = [cached(corpus, tmp_path, 11 / len(corpus.files))[1] for _ in range(2)]
+    windows = [parts.reshape(2, -1)]
+    for process, cache in enumerate(caches):
+        cache.follow(
+            lambda process=process: Needs(
+                [of_window[process] for of_window in parts][-len(windows[-1]) :], windows[-1]
+            )
+        )
+    wait_for(lambda: all(caches[0].has(part) for part in range(10)))
+    time.sleep(0.5)
+    fetched = sum(cache.traffic["fetched"] for cache in caches)
+    assert fetched < 12.5 * max(caches[0]._sizes)
+    assert all(caches[0].has(part) for part in range(10))
+    windows.append(windows[0][1:])  # the first window is over
+    wait_for(lambda: all(caches[0].has(part) for part in range(10, 20)))

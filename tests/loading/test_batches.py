@@ -125,6 +125,7 @@ def cases(draw, folder):
         "max_segments": draw(st.sampled_from([None, 2, 8])),
         "seed": draw(st.integers(0, 9)),
         "tiers": draw(st.sampled_from([1, 3])),
+        "read_shares": draw(st.sampled_from([1, 2])),
         "exclude": draw(st.sampled_from([[], [3, 5]])),
     }
     if options["packing"] == "fill":
@@ -175,6 +176,26 @@ def test_every_field_is_that_of_the_definition_on_any_hosts_from_any_step(data, 
     for bucket in plan.buckets:
         nothing = define(PlannedBatch(bucket, np.zeros((0, 3 + len(bucket.names)), np.int64)))
         require_defined(batches.empty(bucket), {**plain.empty(bucket), **nothing})
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("hosts", [1, 2, 4, 16])
+def test_hosts_that_read_shares_have_the_batches_of_one(hosts, mixed):
+    rng, corpora = np.random.default_rng(0), {}
+    for name in ("a", "b")[: 1 + mixed]:
+        tokens = [rng.integers(1, 99, length) for length in rng.integers(2, 40, 300)]
+        corpora[name] = pipeline.Examples(tokens)
+    corpus = Corpora(corpora) if mixed else corpora["a"]
+    weights = {"weights": {"a": 2, "b": 1}} if mixed else {}
+    plan = Plan(corpus, [Bucket(32, 16), Bucket(16, 40)], read_shares=8, **weights)
+    plan = plan.after(7, exclude=[3, 8])
+    whole = Batches(corpus, plan).repeat()
+    parts = [
+        Batches(corpus, plan, process_index=number, process_count=hosts).repeat()
+        for number in range(hosts)
+    ]
+    for step in (0, 5, 7, 11, plan.first_step(1) - 1, plan.first_step(1)):
+        require_same(join([part[step] for part in parts]), whole[step])
 
 
 # ---- features

@@ -120,6 +120,7 @@ DIFFERENCES = {
     "tiers": option(tiers=2),
     "curriculum": option(curriculum="short_first"),
     "cycles": option(curriculum="short_first", cycles=2),
+    "shares": option(read_shares=2),
     "align": option(align=4),
     "cost": option(cost={"inputs": 1, "patches": 0.25}),
     "attention": option(attention="segment"),

@@ -37,6 +37,7 @@ KINDS_OF_READERS = "", "save", "save", "save", "stat", "read", "map"
 
 BUCKETS = [[Bucket(4, 32)], [Bucket(4, 32), Bucket(4, 64)], [Bucket(4, 16), Bucket(4, 48)]]
 OPTIONS: list[dict[str, Any]] = [{}, {}, {"tiers": 2}, {"shuffle": False}, {"packing": "fill"}]
+OPTIONS += [{"read_shares": 2}]
 OPTIONS += [{"packing": "none"}, {"align": 4}]
 # Groups of a prefix and continuations: for each node, how many nodes back its parent is.
 TREES = [[0, 1], [0, 1, 2], [0, 1, 1, 3]]
