@@ -39,7 +39,8 @@ class LiveBatches:
         self._every = None if every is None else require_whole("changes_every", every, 1)
         self._base, self._buckets = batches, buckets
         self._exchange: Exchange | None = None
-        self._turn = threading.Lock()  # of threads that begin a block
+        self._told = threading.Condition()  # when a block has its word
+        self._asked: Exchange | None = None  # in which a thread waits for a word
         self.begin(batches, 0)
 
     def at(self, step: int, is_wanted: Callable[[], bool]) -> Batches:
@@ -51,9 +52,12 @@ class LiveBatches:
         if (exchange := self._exchange) is not None:
             if not is_wanted():
                 raise InvalidState("the loader went to another step")
-            with self._turn:
+            with self._told:
                 while exchange is self._exchange and self._due <= step:
-                    self._exchange_word(exchange)
+                    if self._asked is exchange:
+                        self._told.wait()
+                    else:
+                        self._exchange_word(exchange)
         return self._with_plans
 
     def change(self, first: int, weights: Mapping[str, float]) -> int:
@@ -102,7 +106,7 @@ class LiveBatches:
     def begin(self, batches: Batches, step: int) -> None:
         """Goes on from a step with some batches; all processes do so in the same order."""
         self.close()
-        with self._turn:
+        with self._told:
             self._set(batches)
             every, processes = self._every, self._base.processes
             self._due = 0 if every is None else -(-step // every) * every
@@ -128,11 +132,25 @@ class LiveBatches:
         self.end = len(batches)
 
     def _exchange_word(self, exchange: Exchange) -> None:
-        """Exchanges the word of the block `_due`, and does what process 0 says."""
+        """Exchanges the word of the block `_due`, and does what process 0 says.
+
+        Threads with steps of blocks before it do not wait: others may need these steps before they
+        come to this block.
+        """
         origin = self.batches.origin
         mine = origin.live_weights(self._due)
         self._said = self._due + 1  # a word is final, also if the loader goes back
-        word = exchange.gather(mine)[0]
+        self._asked = exchange
+        self._told.release()
+        try:
+            word = exchange.gather(mine)[0]
+        finally:
+            self._told.acquire()
+            self._told.notify_all()
+            if self._asked is exchange:
+                self._asked = None
+        if exchange is not self._exchange:  # the loader went to another step meanwhile
+            return
         if word is None and mine is not None:
             raise InvalidState(
                 f"the weights change at step {self._due:,} in the state that this process "

@@ -400,3 +400,40 @@ def test_batches_of_the_page_have_as_many_tokens_whatever_the_weights():
             for _ in range(20):
                 next(loader)
                 assert loader.planned.num_tokens == loader.planned.bucket.positions
+
+
+def test_a_thread_that_waits_for_a_word_keeps_no_other_from_steps_that_have_theirs(monkeypatch):
+    """Another process may give the word only once this one has these steps, too."""
+    waits, begins, at = threading.Event(), threading.Event(), live.LiveBatches.at
+
+    class Words:
+        def __init__(self, processes, *, seconds):
+            self.rounds = 0
+
+        def gather(self, word):
+            self.rounds += 1
+            if self.rounds == 2:  # that of the second block
+                waits.set()
+                assert begins.wait(60)
+            return [word, None]
+
+        def close(self):
+            pass
+
+    def come_late(batches, step, *arguments):
+        if step == 3:
+            assert waits.wait(60)
+        return at(batches, step, *arguments)
+
+    monkeypatch.setattr(live, "Exchange", Words)
+    monkeypatch.setattr(Batches, "processes", [0, 1])
+    monkeypatch.setattr(live.LiveBatches, "at", come_late)
+    batches = mixture(weights={"short": 1, "long": 1}).batches
+    options = {"prefetch": 4, "num_threads": 2, "changes_every": 4}
+    with Loader(batches, timeout_seconds=20, **options) as loader:
+        try:
+            seen = [next(loader) and loader.planned.digest for _ in range(4)]
+        finally:
+            begins.set()
+        seen += [next(loader) and loader.planned.digest for _ in range(2)]
+    assert seen == [batches.plan.batch(step).digest for step in range(6)]
