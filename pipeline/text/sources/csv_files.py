@@ -191,7 +191,8 @@ def _read_names(dialect: Dialect, lines: _Lines) -> list[str]:
 
 def _read_rows(dialect: Dialect, lines: _Lines) -> Iterator[tuple[list[str], InvalidValue | None]]:
     """The cells of each row, and what is wrong with its text; none of a blank line."""
-    rows, quote = dialect.read(lines), dialect.quotechar
+    rows, spaced = dialect.read(lines), f" {dialect.quotechar}"
+    may_be_spaced = dialect.quotechar is not None and not dialect.skipinitialspace
     while True:
         lines.wrong, lines.row = None, []
         try:
@@ -201,7 +202,7 @@ def _read_rows(dialect: Dialect, lines: _Lines) -> Iterator[tuple[list[str], Inv
             raise InvalidValue(f"from here on it is no CSV: {why}") from None
         if cells is None:
             return
-        if quote and f" {quote}" in lines.row[0] and not dialect.skipinitialspace:
+        if may_be_spaced and spaced in lines.row[0]:
             lines.wrong = lines.wrong or _find_spaced(dialect, cells, lines.row[0])
         yield cells, lines.wrong
 
@@ -209,10 +210,11 @@ def _read_rows(dialect: Dialect, lines: _Lines) -> Iterator[tuple[list[str], Inv
 def _find_spaced(dialect: Dialect, cells: list[str], line: str) -> InvalidValue | None:
     """The error of a row with a space before the quotes of a cell, since they are text so."""
     quote = re.escape(dialect.quotechar or "")
-    quoted = re.compile(f" +{quote}(?:[^{quote}]|{quote}{quote})+{quote} *")
-    for cell in filter(quoted.fullmatch, cells):
+    quoted = f" +{quote}(?:[^{quote}]|{quote}{quote})+{quote} *"
+    for cell in cells:
+        is_spaced = cell[:1] == " " and re.fullmatch(quoted, cell)
         # In quotes, such a cell has each of its own quotes twice, or after an escape.
-        if f"{dialect.delimiter}{cell}" in line or line.startswith(cell):
+        if is_spaced and (f"{dialect.delimiter}{cell}" in line or line.startswith(cell)):
             return InvalidValue(
                 f"it has a space before a quote, {cell!r:.60}, so that its quotes are text; give "
                 "skipinitialspace=True to leave the space out, or quotechar='' if quotes are text"
@@ -226,7 +228,7 @@ def _are_rows(dialect: Dialect, cells: list[str]) -> bool:
     Those of prose and code seldom have, since a space or nothing is beside their delimiters.
     """
     delimiter = dialect.delimiter
-    lines = [line.split(delimiter) for line in delimiter.join(cells).split("\n")]
+    lines = (line.split(delimiter) for line in delimiter.join(cells).split("\n"))
     return len(cells) > 1 and all(
         len(line) == len(cells) and all(cell[:1].strip() for cell in line) for line in lines
     )
