@@ -13,7 +13,9 @@ from pipeline.text.values import NUMBERS, as_dict, as_text, is_null, note, read_
 WEIGHTS_OF_TURNS = ("weight", "train", "trainable", "loss", "loss_mask")
 
 UNANSWERED = "have an answer without text, so a model learns to say nothing"
+UNASKED = "have a prompt without text, so a model learns to answer nothing"
 NOT_RENDERED = "have {} {!r}, which the template does not render"
+MEASURED = "have turns whose {!r} is a number other than 0 and 1, which is their weight"
 
 # Fields beside the turns that are meant for the beginning of a chat.
 BESIDE_TURNS = ("system", "tools", "functions", "documents", "chat_template_kwargs")
@@ -69,6 +71,8 @@ def weigh(turn: Mapping[str, Any], weight: float, what: str, fields: Sequence[st
                 "0 up"
             )
         factors[name] = float(value)
+        if name != "weight" and value not in (0, 1):
+            note(MEASURED.format(name), f"{what} has {value}")
     if len({*factors.values()}) > 1:
         raise InvalidValue(f"the weights of {what} differ: {factors}; give it one of them")
     return next(iter(factors.values())) * (weight or 1.0) if factors else weight

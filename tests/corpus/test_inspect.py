@@ -222,6 +222,53 @@ def test_records_without_text_are_counted_over_all_of_them(tmp_path, caplog):
     assert caplog.records == []
 
 
+def ask(record):
+    return [(record["q"] + ": ", 0.0), (record["a"], 1.0)]
+
+
+UNANSWERED = "in a sample, 1 of 3 records have an answer without text, so a model learns to say no"
+UNASKED = (
+    "in a sample, 1 of 3 records have a prompt without text, so a model learns to answer nothing"
+)
+ASK = templates.Answer(prompt="{q}: ", answer="{a}", null={"a": ""})
+
+
+@pytest.mark.parametrize(
+    ("template", "blank", "said"),
+    [
+        (ASK, {"q": "q", "a": ""}, [UNANSWERED]),
+        (ASK, {"q": "", "a": ""}, [UNANSWERED]),
+        (ASK, {"q": "q", "a": None}, [UNANSWERED]),
+        (ASK, {"q": " ", "a": "a"}, [UNASKED]),
+        (ASK, {"q": "q", "a": "a"}, []),
+        (ask, {"q": "q", "a": "\n"}, [UNANSWERED]),
+        (ask, {"q": "", "a": "a"}, []),
+        (templates.Answer(prompt="{q}", answer="A: {a}|"), {"q": "q", "a": ""}, [UNANSWERED]),
+        (templates.Answer(prompt="{q}", answer="yes"), {"q": "q", "a": ""}, []),
+        (templates.Answer(prompt="", answer="{a}"), {"q": "", "a": "a"}, []),
+        (
+            templates.Answer(prompt="{q}", answer="{a}"),
+            {"q": "", "a": ""},
+            ["1 of 3 records have no"],
+        ),
+        (
+            templates.Preference(prompt="{q}: ", chosen="{a}", rejected="no {a}"),
+            {"q": "", "a": "a"},
+            [UNASKED],
+        ),
+    ],
+)
+def test_answers_and_prompts_without_text_are_counted_once(template, blank, said, tmp_path, caplog):
+    full = {"q": "question", "a": "answer"}
+    quiet = {"num_workers": 0, "progress": False}
+    prepare(Records([full, blank, full]), Bytes(), tmp_path, template=template, **quiet)
+    lines = [each.getMessage() for each in caplog.records if "not used" not in each.getMessage()]
+    assert len(lines) == len(said), lines
+    for line, wanted in zip(lines, said, strict=True):
+        assert line.startswith(wanted)
+        assert "the first: record 1" in line
+
+
 def test_sides_and_failed_records_without_text_are_told_apart(tmp_path, caplog):
     records = [{"de": "", "en": "a"}, {"de": "b", "en": "c"}, {"de": None, "en": ""}]
     fields = {"fields": ("de", "en"), "num_workers": 0, "progress": False, "on_error": "skip"}

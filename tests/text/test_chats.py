@@ -202,6 +202,35 @@ def test_an_answer_without_text_that_is_learnt_is_said(tmp_path, caplog):
         assert (said in caplog.text) == ("train" not in turn)
 
 
+def test_a_prompt_without_text_and_a_weight_that_may_be_a_measured_loss_are_said(tmp_path, caplog):
+    asked, answered = TURNS[:2]
+    for number, (turns, said) in enumerate(
+        (
+            (
+                [{**asked, "content": ""}, answered],
+                "a prompt without text, so .*: record 0: turn 0",
+            ),
+            (
+                [asked, {**answered, "loss": 1.87}],
+                "turns whose 'loss' is a number .* turn 1 .* 1.87",
+            ),
+            (
+                [asked, {**answered, "train": 0.5}],
+                "turns whose 'train' is a number other than 0 and",
+            ),
+            ([{"role": "system", "content": ""}, *TURNS], None),
+            ([asked, {**answered, "weight": 1.87}], None),
+            ([{**asked, "loss": False}, {**answered, "loss": 1.0}], None),
+        )
+    ):
+        caplog.clear()
+        template = Chat(before="{role}:", after="|")
+        records = Records([{"messages": turns}])
+        prepare(records, Bytes(), tmp_path / f"{number}", template=template, progress=False)
+        assert len(caplog.records) == bool(said), caplog.text
+        assert not said or re.search(f"1 of 1 record have {said}", caplog.text)
+
+
 def test_nulls_and_what_is_empty_say_nothing():
     strict = Chat(unknown="error")
     for value in (

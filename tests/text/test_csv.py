@@ -77,7 +77,19 @@ def test_a_row_with_other_cells_than_names_is_refused_by_its_line(tmp_path):
         (b"t\xe9xt\none\n", 1, "byte 1 of the file is 0xe9"),
         (b"text,,\none,two,three\n", 1, "its first row names '' twice"),
         (b"text,text\none,two\n", 1, "its first row names 'text' twice"),
-        (b"text\rone\rtwo\r", 1, "new-line character seen in unquoted field"),
+        (b"text\rone\rtwo\r", 1, "a carriage return outside of quotes, without a line feed after"),
+        (
+            b"text,n\none,1\na\rb,2\n",
+            3,
+            "change them, for example with tr '\\r' '\\n'; else put the",
+        ),
+        (
+            b'text,n\n"a", "b"\n',
+            2,
+            "a space before a quote, ' \"b\"', so that its quotes are text; gi",
+        ),
+        (b'text,n\n  "a" ,1\n', 2, "give skipinitialspace=True to leave the space out, or quotec"),
+        (b'"text", "n"\n"a",1\n', 1, "a space before a quote, ' \"n\"'"),
         (b"text,n\none,1\ntext,n\ntwo,2\n", 3, "it repeats the names of the first row; files that"),
         (
             b"text,n\none,1\n\xef\xbb\xbftext,n\n",
@@ -111,6 +123,40 @@ def test_a_mark_inside_of_quotes_and_a_row_that_is_the_only_name_are_text(tmp_pa
     (tmp_path / "a.csv").write_text('text\n"\ufeffa"\n"b\n\ufeffc"\ntext\n')
     texts = [record["text"] for record in Csv(tmp_path / "a.csv")]
     assert texts == ["\ufeffa", "b\n\ufeffc", "text"]
+
+
+def test_a_space_before_a_quote_inside_of_quotes_is_text(tmp_path):
+    rows = [{"q": ' "a" b', "a": ' "yes"'}, {"q": 'x, "y"', "a": ' "'}, {"q": ' ""', "a": ', "z"'}]
+    (tmp_path / "a.csv").write_text(as_csv(rows))
+    assert list(Csv(tmp_path / "a.csv")) == rows
+    (tmp_path / "b.csv").write_text('q,a\n"hi", "yes, sir"\n')
+    spaced = Csv(tmp_path / "b.csv", skipinitialspace=True)
+    assert list(spaced) == [{"q": "hi", "a": "yes, sir"}]
+    (tmp_path / "b.csv").write_text('q,a\n"hi", "yes"\n')
+    as_text = Csv(tmp_path / "b.csv", quotechar="")
+    assert list(as_text) == [{"q": '"hi"', "a": ' "yes"'}]
+
+
+@pytest.mark.parametrize(
+    ("names", "delimiter", "text", "is_said"),
+    [
+        ("q|a", "\t", '"A|one\nB"|two', True),
+        ("q|a", "\t", 'A|"one\n' + "B|x\n" * 40 + 'C|two"', True),
+        ("q|a|n", ",", '"in|1|2\nfoot"|3|4', True),
+        ("q|a", ",", '"Dear Bob|\nthank you"|spam', False),
+        ("q|a", ",", '"Well| well\nhello"|spam', False),
+        ("q|a", "\t", 'q|"def f():\n|return 1"', False),
+        ("q|a", ",", '"two\nlines"|1', False),
+        ("q", ",", '"two\nlines"', False),
+    ],
+)
+def test_rows_that_a_quote_may_join_are_counted(names, delimiter, text, is_said, tmp_path, caplog):
+    row = names.replace("q", "x")
+    (tmp_path / "a.csv").write_text("\n".join([names, row, text, row]).replace("|", delimiter))
+    source = Csv(tmp_path / "a.csv", delimiter=delimiter)
+    pipeline.prepare(source, Bytes(), tmp_path / "c", field="q", progress=False)
+    said = "1 of 3 records have lines that are each a row if quotes are text; if so, give quotechar"
+    assert (said in caplog.text) == is_said
 
 
 def test_long_cells_blank_lines_and_files_without_rows_are_read(tmp_path):

@@ -203,6 +203,9 @@ PARTS = CHATML.replace("message.content", ONE.format(""))
 NAMES = CHATML.replace("message.content", ONE.format(" + message.content[0].name"))
 CUT = CHATML.replace("message.content", "message.content[1:]")
 CHANGED = "turns whose content the template changes or leaves out; the first: record 0: turn 0 of"
+TRIMMED = "turns whose content has white space at its ends that the template removes"
+BARE = CHATML.replace("message.content", "message.content | trim")
+ONE_SIDE = CHATML.replace("message.content", "message.content.lstrip('\\n')")
 LIST = [{"name": "f"}]
 CALL = [{"function": {"name": "f", "arguments": {"a": 1}}}]
 
@@ -211,7 +214,21 @@ CALL = [{"function": {"name": "f", "arguments": {"a": 1}}}]
     ("template", "messages", "fields", "note"),
     [
         (CHATML, [turn("  a "), answer("c", reasoning=None)], {"system": "", "tools": None}, None),
-        (GENERATION, TALK, {}, None),
+        (GENERATION, [turn("Hi"), answer(" Yo ")], {}, None),
+        (GENERATION, TALK, {}, f"{TRIMMED}; the first: record 0: turn 0 of its messages has 'Hi '"),
+        (
+            BARE,
+            [turn("Hi"), answer("\n  return 1")],
+            {},
+            f"{TRIMMED}.* turn 1 .* has '.n  return 1'",
+        ),
+        (
+            BARE,
+            [turn(""), TALK[1]],
+            {},
+            "a prompt without text, so .*: record 0: turn 0 of its mes",
+        ),
+        (ONE_SIDE, [turn("Hi"), answer("\n  return 1")], {}, TRIMMED),
         (NAMED, [turn("Hi", name="Jo"), TALK[1]], {}, None),
         (CHATML, [turn("Hi"), answer("Yo", tool_calls=LIST)], {}, "turns with 'tool_calls', which"),
         (CHATML, [turn("Hi", mask=0), TALK[1]], {}, "turns with 'mask', which .* has 0"),
@@ -228,7 +245,7 @@ CALL = [{"function": {"name": "f", "arguments": {"a": 1}}}]
         ),
         (PARTS, [turn([{"type": "text", "text": "Hi", "n": None}]), TALK[1]], {}, None),
         (NAMES, [turn([{"type": "text", "text": "Hi", "name": "Jo"}]), TALK[1]], {}, None),
-        (TURNED, TALK, {}, "an answer that ends without a special token"),
+        (TURNED, [turn("Hi"), TALK[1]], {}, "an answer that ends without a special token"),
         (CHATML.replace("in messages", "in messages[1:]"), TALK, {}, CHANGED),
         (CUT, [turn("ab"), TALK[1]], {}, f"{CHANGED} .* has 'ab'"),
         (CHATML, [turn("Hi", weight=1), TALK[1]], {}, "a turn with a weight that is none of the a"),

@@ -87,6 +87,39 @@ def test_numbers_that_stand_for_names_are_said(kind, tmp_path):
             assert not said or "of ['bad', 'good']" in notes[about]
 
 
+def test_numbers_that_stand_for_names_inside_of_a_column_are_said(tmp_path):
+    label = {"names": ["no", "yes"], "_type": "ClassLabel"}
+    text = {"dtype": "string", "_type": "Value"}
+    of_list, of_lists = ({"feature": each, "_type": "List"} for each in (label, [label]))
+    features = {
+        "l": of_list,
+        "ll": of_lists,
+        "s": {"k": label, "names": text, "t": {"_type": of_list}},
+        "names": {"names": text},
+        "old": {"feature": {"k": label}, "_type": "Sequence"},
+        "null": label,
+    }
+    row = {
+        "l": [1],
+        "ll": [[0]],
+        "s": {"k": 1, "names": "a", "t": {"_type": [0]}},
+        "names": {"names": "a"},
+        "old": [{"k": 0}],
+        "null": None,
+    }
+    described = {"huggingface": json.dumps({"info": {"features": features}})}
+    table = pa.Table.from_pylist([row]).replace_schema_metadata(described)
+    (record,) = write_table(tmp_path / "a.parquet", table)
+    with collect_notes() as notes:
+        assert dict(record) == row
+    places = "l[]", "ll[][]", "s[k]", "s[t][_type][]", "old[][k]"
+    assert [*notes] == [
+        f"have a number in {place!r} whose name the file has, and a template gets the number"
+        for place in places
+    ]
+    assert next(iter(notes.values())) == "it has [1] of ['no', 'yes']"
+
+
 SHORT = [0.7, None, 0.1, 2.0]
 
 

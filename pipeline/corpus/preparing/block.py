@@ -13,7 +13,7 @@ from pipeline.errors import InvalidValue
 from pipeline.text import templates
 from pipeline.text.features import TOKEN_IDS, TOKENS, WEIGHTS, Column, Feature
 from pipeline.text.ragged import IDS, Ragged, find_lead, measure
-from pipeline.text.sources.source import Block, text_of, with_place
+from pipeline.text.sources.source import Block, Doubted, text_of, with_place
 from pipeline.text.templates import Template
 from pipeline.text.templates.template import traits_of
 from pipeline.text.values import count_bytes, name_fields, take_notes
@@ -97,7 +97,9 @@ class BlockEncoder:
     def encode(self) -> dict[str, Ragged]:
         """The examples by side; those of records that failed have no tokens or arrays."""
         job, records = self._job, self._block.records
-        for number in range(len(records)):
+        for number, record in enumerate(records):
+            if isinstance(record, Doubted):
+                add_notes(self.notes, {record.doubt: (1, self._place(number))})
             self.items.append(self._prepare(number))
             for about, example in take_notes().items():
                 add_notes(self.template_notes, {about: (1, self._place(number, example))})

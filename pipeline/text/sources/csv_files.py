@@ -4,6 +4,7 @@ import contextlib
 import csv
 import dataclasses
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, Any
@@ -13,13 +14,19 @@ from etils import epath
 from pipeline.errors import InvalidType, InvalidValue
 from pipeline.text.sources import files
 from pipeline.text.sources.content import LONGEST, fail_rest, open_text, skip
-from pipeline.text.sources.source import Piece
+from pipeline.text.sources.source import Doubted, Piece
 
 ADVICE = (
     "put cells with a delimiter, a quote or a line break in quotes, and double quotes in them; or "
     "name the file's own delimiter=, quotechar=, escapechar= or skipinitialspace="
 )
 
+RETURN = (
+    "it has a carriage return outside of quotes, without a line feed after it; if these are the "
+    "ends of its lines, change them, for example with tr '\\r' '\\n'; else put the cell in quotes"
+)
+
+ROWS = "have lines that are each a row if quotes are text; if so, give quotechar=''"
 
 JOINED = (
     "files that were joined have such rows where each began: remove it, or give the files one by "
@@ -58,13 +65,13 @@ class _Lines(Iterator[str]):
     Attributes:
         at: the byte after the last one that was read.
         wrong: what the lines that were read since this was None have, which no record may have.
-        begins: whether the next line begins a row.
+        row: the lines that were read since it was cleared, of one row; none: the next begins one.
     """
 
     def __init__(self, content: IO[bytes]):
         self._content, self.at = content, 0
         self.wrong: InvalidValue | None = None
-        self.begins = True
+        self.row: list[str] = []
 
     def __next__(self) -> str:
         line = self._content.readline(LONGEST)
@@ -88,10 +95,10 @@ class _Lines(Iterator[str]):
                 "example with iconv"
             )
             text = line.decode(errors="replace")  # where the row ends is known all the same
-        begins, self.begins = self.begins, False
-        if begin and begins and text.startswith("\ufeff"):
+        if begin and not self.row and text.startswith("\ufeff"):
             self.wrong = self.wrong or InvalidValue(f"it begins with a byte order mark; {JOINED}")
-        return text.lstrip("\ufeff") if begin == 0 else text
+        self.row.append(text.lstrip("\ufeff") if begin == 0 else text)
+        return self.row[-1]
 
     def skip(self, at: int) -> None:
         """Goes to a byte after those that were read."""
@@ -136,9 +143,13 @@ class Rows:
                 if start is not None:
                     lines.skip(start)
                 first = at = lines.at
-                for cells, wrong in _read_rows(self.dialect.read(lines), lines):
+                for cells, wrong in _read_rows(self.dialect, lines):
                     if cells:
-                        records.append(wrong or _as_record(names, cells))
+                        record = wrong or _as_record(names, cells)
+                        is_doubted = len(lines.row) > 1 and _are_rows(self.dialect, cells)
+                        if is_doubted and isinstance(record, dict):
+                            record = Doubted(record, ROWS)
+                        records.append(record)
                         places.append(at)
                     at = lines.at
                     if at - first >= size:
@@ -155,7 +166,7 @@ def _read_names(dialect: Dialect, lines: _Lines) -> list[str]:
     Raises:
         ValueError: it is no row of names, or a name is there twice.
     """
-    rows = _read_rows(dialect.read(lines), lines)
+    rows = _read_rows(dialect, lines)
     names, wrong = next((row for row in rows if row[0]), ([], None))
     if wrong:
         raise wrong
@@ -178,19 +189,49 @@ def _read_names(dialect: Dialect, lines: _Lines) -> list[str]:
     return names
 
 
-def _read_rows(
-    rows: Iterator[list[str]], lines: _Lines
-) -> Iterator[tuple[list[str], InvalidValue | None]]:
+def _read_rows(dialect: Dialect, lines: _Lines) -> Iterator[tuple[list[str], InvalidValue | None]]:
     """The cells of each row, and what is wrong with its text; none of a blank line."""
+    rows, spaced = dialect.read(lines), f" {dialect.quotechar}"
+    may_be_spaced = dialect.quotechar is not None and not dialect.skipinitialspace
     while True:
-        lines.wrong, lines.begins = None, True
+        lines.wrong, lines.row = None, []
         try:
             cells = next(rows, None)
         except csv.Error as error:  # where the next row begins is not known any more
-            raise InvalidValue(f"from here on it is no CSV: {error}; {ADVICE}") from None
+            why = RETURN if "new-line" in f"{error}" else f"{error}; {ADVICE}"
+            raise InvalidValue(f"from here on it is no CSV: {why}") from None
         if cells is None:
             return
+        if may_be_spaced and spaced in lines.row[0]:
+            lines.wrong = lines.wrong or _find_spaced(dialect, cells, lines.row[0])
         yield cells, lines.wrong
+
+
+def _find_spaced(dialect: Dialect, cells: list[str], line: str) -> InvalidValue | None:
+    """The error of a row with a space before the quotes of a cell, since they are text so."""
+    quote = re.escape(dialect.quotechar or "")
+    quoted = f" +{quote}(?:[^{quote}]|{quote}{quote})+{quote} *"
+    for cell in cells:
+        is_spaced = cell[:1] == " " and re.fullmatch(quoted, cell)
+        # In quotes, such a cell has each of its own quotes twice, or after an escape.
+        if is_spaced and (f"{dialect.delimiter}{cell}" in line or line.startswith(cell)):
+            return InvalidValue(
+                f"it has a space before a quote, {cell!r:.60}, so that its quotes are text; give "
+                "skipinitialspace=True to leave the space out, or quotechar='' if quotes are text"
+            )
+    return None
+
+
+def _are_rows(dialect: Dialect, cells: list[str]) -> bool:
+    """Whether each line of a row with several has all cells, with text, if quotes are text.
+
+    Those of prose and code seldom have, since a space or nothing is beside their delimiters.
+    """
+    delimiter = dialect.delimiter
+    lines = (line.split(delimiter) for line in delimiter.join(cells).split("\n"))
+    return len(cells) > 1 and all(
+        len(line) == len(cells) and all(cell[:1].strip() for cell in line) for line in lines
+    )
 
 
 def _as_record(names: list[str], cells: list[str]) -> Any:

@@ -91,6 +91,18 @@ class Block:
         return ", ".join(filter(None, [file, self.unit and f"{self.unit} {at:,}"]))
 
 
+class Doubted(dict[str, Any]):
+    """A record that may not be what the file means; `prepare` counts these.
+
+    Attributes:
+        doubt: why, after "5 of 20 records".
+    """
+
+    def __init__(self, record: Mapping[str, Any], doubt: str):
+        super().__init__(record)
+        self.doubt = doubt
+
+
 class Piece(NamedTuple):
     """Consecutive records of a span: their file, places, size, and where the span continues."""
 

@@ -40,23 +40,38 @@ class _File(NamedTuple):
         types: the type of each.
         groups: the first row of each group, its rows, and its bytes.
         read: reads columns of a group: `read(group, first row in it, rows, columns)`.
-        labels: for columns of numbers that stand for names, these names.
+        labels: for columns that have numbers that stand for names, these names, by the place of
+            the numbers, such as `s[k]`, or `l[]` in a list.
     """
 
     names: list[str]
     types: list[pa.DataType]
     groups: list[tuple[int, int, int]]
     read: Callable[[int, int, int, list[str]], pa.Table]
-    labels: Mapping[str, Any]
+    labels: Mapping[str, Mapping[str, Any]]
 
 
 def _labels_of(schema: pa.Schema) -> dict[str, Any]:
     """The names that a data set of Hugging Face has for the numbers of its columns."""
     try:
         described = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
-        return {name: each["names"] for name, each in described.items() if "names" in each}
+        return {name: dict(_find_labels(each, name)) for name, each in described.items()}
     except (KeyError, TypeError, AttributeError, ValueError):
         return {}
+
+
+def _find_labels(feature: Any, place: str) -> Iterator[tuple[str, Any]]:
+    """The places of numbers that stand for names in a feature of Hugging Face, and the names."""
+    kind = feature.get("_type") if isinstance(feature, dict) else None
+    if kind == "ClassLabel":
+        yield place, feature["names"]
+    elif isinstance(feature, list) or isinstance(kind, str):  # a list, by its old or new name
+        inner = feature[:1] if isinstance(feature, list) else [feature.get("feature")]
+        for each in inner:
+            yield from _find_labels(each, f"{place}[]")
+    elif isinstance(feature, dict):
+        for name, each in feature.items():
+            yield from _find_labels(each, f"{place}[{name}]")
 
 
 def _place_groups(sizes: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
@@ -207,8 +222,9 @@ class _Record(Mapping[str, Any]):
         value = self._batch.values(name)[self._row]
         if isinstance(value, InvalidValue):
             raise value
-        if name in self._batch.labels:
-            note(NUMBERED.format(name), f"it has {value!r:.60} of {self._batch.labels[name]!r:.60}")
+        if value is not None:
+            for place, names in self._batch.labels.get(name, {}).items():
+                note(NUMBERED.format(place), f"it has {value!r:.60} of {names!r:.60}")
         return value
 
     @property

@@ -6,7 +6,9 @@ from typing import Any, ClassVar
 
 from pipeline.errors import require_type
 from pipeline.text.templates.template import Span
-from pipeline.text.tokenizers.markup import Markup, Null, parse_format
+from pipeline.text.tokenizers.markup import Markup, Null, is_blank, parse_format
+from pipeline.text.turns import UNANSWERED, UNASKED
+from pipeline.text.values import note
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,4 +47,8 @@ class Answer:
         prompt, answer = (
             Markup.fill(each, record, self.null) for each in (self.prompt, self.answer)
         )
+        if is_blank(self.answer, answer) and (prompt + answer).strip():
+            note(UNANSWERED, "")
+        elif is_blank(self.prompt, prompt) and answer.strip():
+            note(UNASKED, "")
         return [(prompt, 0.0), (answer, 1.0)]

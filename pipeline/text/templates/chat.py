@@ -13,6 +13,7 @@ from pipeline.text.turns import (
     NOT_RENDERED,
     ROLES,
     UNANSWERED,
+    UNASKED,
     WEIGHTS_OF_TURNS,
     is_empty,
     note_media,
@@ -102,8 +103,8 @@ class Chat:
                 others = (name for name in turn if name not in (*fields, *WEIGHTS_OF_TURNS))
                 self._note_others(turn, others, "turns with", what)
                 weight = weigh(turn, weight, what, fields)
-            if weight and not content.strip():
-                note(UNANSWERED, what)
+            if (weight or role in ("user", "human")) and not content.strip():
+                note(UNANSWERED if weight else UNASKED, what)
             spans.append((_open(self.before, role, known), 0.0))
             spans.append((content + close, weight))
         if not spans:

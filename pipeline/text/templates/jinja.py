@@ -21,6 +21,7 @@ from pipeline.text.turns import (
     NOT_RENDERED,
     ROLES,
     UNANSWERED,
+    UNASKED,
     WEIGHTS_OF_TURNS,
     is_empty,
     note_media,
@@ -45,6 +46,7 @@ TAINT = "\ufdd0"
 TAKEN = re.compile("[\ufdd0-\ufdef]")
 NULLS = "have nulls inside of a field of a turn, or of tools, which the template may spell"
 CHANGED = "have turns whose content the template changes or leaves out"
+TRIMMED = "have turns whose content has white space at its ends that the template removes"
 ENDLESS = "have an answer that ends without a special token, so a model does not learn to stop"
 ARGUMENTS = "have a call whose arguments are no object, which a template may quote as a text"
 WEIGHED = "have a turn with a weight that is none of the assistant, and is not learnt"
@@ -157,6 +159,7 @@ class Jinja:
                 note(NONE, f"turn {nulls[0]} of {what}")
         self._note_beside(record, chat.text, tools)
         if is_inspecting():
+            _note_trimmed(chat)
             self._note_unused(chat, tools)
         answers = [n for n, turn in enumerate(turns) if turn.get("role") == "assistant"]
         answers = answers[-1:] if self._last_only else answers
@@ -305,6 +308,9 @@ def _note_contents(turns: Sequence[Mapping[str, Any]], text: str, what: str) -> 
                 at = found
             elif own not in text:
                 note(CHANGED, f"{place} has {own!r:.60}")
+        texts = _contents(turn)
+        if turn.get("role") == "user" and texts and not any(text.strip() for text in texts):
+            note(UNASKED, place)
         if turn.get("role") != "assistant" and weigh(turn, 0.0, place):
             note(WEIGHED, place)
 
@@ -322,6 +328,27 @@ def _without(turn: Mapping[str, Any], name: str) -> Mapping[str, Any]:
         return turn
     parts = [{key: part[key] for key in part if key != name} for part in _parts(turn)]
     return {**turn, "content": parts}
+
+
+def _note_trimmed(chat: Conversation) -> None:
+    """Notes white space at the ends of contents that the text of a chat lacks."""
+    bare = list[Mapping[str, Any]]()
+    for turn in chat.turns:
+        content = change_texts(turn.get("content"), lambda text: text.strip())
+        is_there = all(own.strip() in chat.text for own in _contents(turn))
+        bare.append({**turn, "content": content} if is_there and "content" in turn else turn)
+
+    def is_lost(numbers: Sequence[int]) -> bool:
+        changed = [bare[n] if n in numbers else turn for n, turn in enumerate(chat.turns)]
+        before, after = (sum(map(len, texts_in(turns))) for turns in (chat.turns, changed))
+        with contextlib.suppress(InvalidValue):
+            return len(chat.text) - len(strip(chat.spell(changed, False))) < before - after
+        return False
+
+    padded = [n for n, turn in enumerate(chat.turns) if turn != bare[n]]
+    if padded and is_lost(padded):
+        first = next((n for n in padded if is_lost([n])), padded[0])
+        note(TRIMMED, f"turn {first} of {chat.what} has {chat.turns[first]['content']!r:.60}")
 
 
 def _contents(turn: Mapping[str, Any]) -> list[str]:

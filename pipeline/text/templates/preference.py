@@ -6,7 +6,8 @@ from typing import Any, ClassVar
 
 from pipeline.errors import InvalidValue
 from pipeline.text.templates.template import LeftOut, Template, apply, check, traits_of
-from pipeline.text.tokenizers.markup import Markup, Null, parse_format, parts_of
+from pipeline.text.tokenizers.markup import Markup, Null, is_blank, parse_format, parts_of
+from pipeline.text.turns import UNASKED
 from pipeline.text.values import note
 
 
@@ -86,6 +87,8 @@ class Preference:
         sides = [self._fill(side, record, 1.0) for side in given]
         if self.prompt:
             prompt = [(text, 0.0, *more) for text, _, *more in self._fill(self.prompt, record, 0.0)]
+            if isinstance(self.prompt, str) and is_blank(self.prompt, prompt[0][0]):
+                note(UNASKED, "")
             begin, *texts = ("".join(text for text, *_ in each) for each in (prompt, *sides))
             if begin.strip() and all(text.startswith(begin) for text in texts):
                 note("have sides that begin with the prompt, which is twice", repr(begin[:40]))

@@ -10,7 +10,8 @@ import numpy as np
 from pipeline.errors import InvalidValue
 from pipeline.text.features import Feature
 from pipeline.text.templates.slots import Slots
-from pipeline.text.values import as_text, decode_bytes, note, watch
+from pipeline.text.turns import UNANSWERED
+from pipeline.text.values import as_text, decode_bytes, is_inspecting, name_fields, note, watch
 
 MOST = float(np.finfo(np.float32).max)  # that a weight can be
 
@@ -127,7 +128,7 @@ def fill(
         name = getattr(template, "__qualname__", type(template).__qualname__)
         raise InvalidValue(
             f"it does not suit the template {name}: {reason}. Its fields are "
-            f"{', '.join(map(str, record))}; correct it, or give another template"
+            f"{name_fields(record)}; correct it, or give another template"
         ) from error
 
 
@@ -149,9 +150,15 @@ def _fill_nodes(
             f"it returned {given!r:.80}, and its attribute `nodes` is {nodes}; return that "
             "many lists of spans, the prefix first"
         )
+    checked = [*map(check, given)]
+    if nodes == 1 and is_inspecting():
+        spans = checked[0]
+        filled = [weight for text, weight, _ in spans if text.strip() or isinstance(text, Slots)]
+        if filled and not any(filled) and any(weight for _, weight, _ in spans):
+            note(UNANSWERED, "")
     return [
-        [(text, weight, _values_of(text, more, features)) for text, weight, more in check(spans)]
-        for spans in given
+        [(text, weight, _values_of(text, more, features)) for text, weight, more in spans]
+        for spans in checked
     ]
 
 

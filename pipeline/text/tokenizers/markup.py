@@ -130,6 +130,16 @@ def parse_format(
     )
 
 
+def is_blank(format: str, filled: str) -> bool:
+    """Whether a format string has fields, and none of them has text in what was made of it.
+
+    >>> is_blank("Q: {q}", Markup.fill("Q: {q}", {"q": ""})), is_blank("Q", Markup("Q"))
+    (True, False)
+    """
+    has_fields = any(name is not None for _, name, *_ in parse_format(format, "a format"))
+    return has_fields and not any(text.strip() for text, own in parts_of(filled) if not own)
+
+
 def _format(value: Any, what: str, null: str | None, spec: str, conversion: str | None) -> str:
     """A value as its conversion and its format spec print it."""
     kind: Any = type(value)
