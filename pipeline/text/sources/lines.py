@@ -10,9 +10,9 @@ from typing import IO, Any
 from etils import epath
 
 from pipeline.errors import InvalidValue, require_one_of
-from pipeline.text.sources import files
-from pipeline.text.sources.content import COUNTED, LONGEST, fail_rest, is_packed, open_text, skip
-from pipeline.text.sources.source import Piece
+from pipeline.text import files
+from pipeline.text.content import COUNTED, LONGEST, fail_rest, is_packed, open_text, skip
+from pipeline.text.source import Piece
 from pipeline.text.values import read_json
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"

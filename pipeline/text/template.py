@@ -9,7 +9,7 @@ import numpy as np
 
 from pipeline.errors import InvalidValue
 from pipeline.text.features import Feature
-from pipeline.text.templates.slots import Slots
+from pipeline.text.slots import Slots
 from pipeline.text.values import as_text, decode_bytes, note, watch
 
 MOST = float(np.finfo(np.float32).max)  # that a weight can be
