@@ -7,6 +7,8 @@ unless flags change it. --mode=score writes the loss of each document of the tra
 the latest parameters; --mode=evaluate, of config.eval, which may be a test set. On several hosts,
 run it on each; if the platform does not say how many there are, add --coordinator=HOST:PORT
 --num_processes=N --process_id=I. To train another model, change `make_model` and `make_optimizer`.
+A field that you add to a config goes into `trainer.config.MAY_CHANGE`, too, if a run may continue
+with another value of it.
 """
 
 import contextlib
@@ -28,7 +30,11 @@ from pipeline import steps
 
 
 def make_model(config: ConfigDict, corpus: Any) -> trainer.Model:
-    """The network of `config.architecture` and `config.model`, and its loss: Σ w·nll and Σ w."""
+    """The network of `config.architecture` and `config.model`, and its loss: Σ w·nll and Σ w.
+
+    `loss` returns (sum, weight), both linear in `loss_weights`: steps add and divide them exactly.
+    """
+    # `fields` are those of a batch that the network takes; flops(planned) is a number, for the log.
     network, fields, flops = trainer.choose_network(config, corpus)
     graphdef, _ = nnx.split(nnx.eval_shape(lambda: network(nnx.Rngs(0))))
 
@@ -36,7 +42,7 @@ def make_model(config: ConfigDict, corpus: Any) -> trainer.Model:
         return nnx.to_pure_dict(nnx.state(network(nnx.Rngs(key)), nnx.Param))
 
     def loss(params, batch):
-        inputs = (batch.get(name) for name in fields)  # ids, segments, positions, …
+        inputs = (batch.get(name) for name in fields)  # ids, segments, …: [rows, length]
         model: Any = nnx.merge(graphdef, params)
         hidden, logits = model.hidden(*inputs), model.embedding.logits
         return chunked_cross_entropy(hidden, logits, batch["targets"], batch["loss_weights"])
@@ -67,11 +73,15 @@ def make_optimizer(config: ConfigDict) -> tuple[optax.GradientTransformation, op
     return optax.chain(optax.clip_by_global_norm(spec.clip), adamw), rate
 
 
-# ---- Training and scoring.
+# ---- Training.
 
 
 def make_steps(config: ConfigDict, model: trainer.Model, sharding: Any, plan: Any) -> trainer.Steps:
-    """The functions that make a state, train and evaluate, and the optimizer; not compiled yet."""
+    """The functions that make a state, train and evaluate, not compiled yet, and the optimizer.
+
+    A training step is (state, batch, microbatches=1) → (state of the same shape, values to log).
+    The optimizer is with them for the update of a last, unfinished window of `accumulate` steps.
+    """
     optimizer, learning_rate = make_optimizer(config)
     state_of, train_step = steps.make_train_step(
         model.loss,
@@ -79,15 +89,13 @@ def make_steps(config: ConfigDict, model: trainer.Model, sharding: Any, plan: An
         accumulated=config.accumulate,
         learning_rate=learning_rate,
         loss_scale=config.optimizer.loss_scale if config.model.dtype == "float16" else None,
-        # The step returns the loss of each segment; this is the size of that array, for a row.
+        # If given, the values have each segment's loss; this is the size of that array, a row.
         most_segments=max(plan.most_segments().values()) if config.segment_losses else None,
         sharding=sharding,
     )
 
-    def init_state(key):  # a dict of params, optimizer and steps
-        return state_of(model.init_params(key))
-
-    init_state = parameters.jit_init(init_state, sharding.mesh)
+    # A state is a dict of params, optimizer and steps; names of parameters decide their shardings.
+    init_state = parameters.jit_init(lambda key: state_of(model.init_params(key)), sharding.mesh)
     eval_step = steps.make_eval_step(model.loss, sharding=sharding)
     return trainer.Steps(init_state, train_step, eval_step, optimizer)
 
@@ -110,22 +118,21 @@ def train(config: ConfigDict, workdir: epath.Path) -> int:
         schedule = trainer.Schedule.of(config, saved, sharding)  # options of batches, by step
         trainer.store_config(workdir, config, schedule, saved)  # for a start with --workdir alone
         if trainer.is_finished(config, workdir, saved):  # with its evaluation and summary
-            trainer.suggest_commands(workdir, config)
             return 0
-        clock = trainer.Clock(saved.record.get("seconds", {}))  # of each phase
+        clock = trainer.Clock(saved.record.get("seconds", {}))  # of phases; for the summary
 
         # The data. Every batch of the run is planned here, from lengths alone.
         with clock("prepare"):
             corpus, held_out = trainer.prepare_run(config, schedule, workdir)
         with clock("plan"):
-            schedule = schedule.fit(corpus)  # the shapes of batches
-            schedule = trainer.choose_tiers(config, schedule, corpus, sharding)
+            schedule = trainer.fit_schedule(config, schedule, corpus, sharding)  # shapes and tiers
             plan = schedule.plan(corpus)
         layout = trainer.choose_layout(config, corpus, sharding)  # sharding, order, features
+        # The loader's state, if it resumes, says where it was; `onward` drops the shapes before it.
         batches = pipeline.Batches(corpus, plan.onward(saved.step), **layout)
         evaluation = trainer.evaluation_batches(held_out, batches.plan.options, **layout)
         trainer.require_same_data(batches, evaluation)  # on all hosts, which would else hang
-        options = {"num_threads": config.num_threads, **trainer.change_options(config)}
+        options = trainer.loader_options(config)
         loader = enter(pipeline.Loader(batches.repeat(), **options))
         if saved.step:  # with the weights that have changed since the run began
             loader.set_state(saved.data)
@@ -150,12 +157,12 @@ def train(config: ConfigDict, workdir: epath.Path) -> int:
         signals = enter(steps.hosts.StopSignals())
         step = last = saved.step  # steps that are done, and that are saved
         while True:
-            # All hosts agree whether a signal ends the run here.
+            # All hosts ask equally often whether a signal came, and agree.
             stops, ends = signals.received(), step == config.steps
             if ends and step > last:  # an update by the last steps, if their window is not full
                 state = compiled.finish(state)
             if step > last and (stops or ends or step % config.checkpoint_every == 0):
-                with clock("save"):
+                with clock("save"):  # `data` and `run` are those of `saved` when it continues
                     checkpoints.save(step, state, data=loader.get_state(), run=log.save())
                 last = step
             if stops:
@@ -176,35 +183,16 @@ def train(config: ConfigDict, workdir: epath.Path) -> int:
                 log.skip(step, loader.planned)
             else:
                 with clock("train"):
-                    state, values = compiled.train(state, batch)
-                    log.add(step, loader.planned, {**values, **loader.traffic()})  # a step late
+                    state, values = compiled.train(state, batch)  # the arrays of before are donated
+                    # Waits for the values of the step before only, while this one runs.
+                    log.add(step, loader.planned, {**values, **loader.traffic()})
             step += 1
         with clock("save"):
             checkpoints.wait()
         log.write_summary(step)
-        if not (ends and log.evaluated(step)):
-            return trainer.say_stopped(signals.reason, step)
-        trainer.suggest_commands(workdir, config)
-        return 0
-
-
-def score(config: ConfigDict, workdir: epath.Path, into: str | None = None, test: bool = False):
-    """Writes the loss of each document of the training corpus, or with `test`, of `config.eval`.
-
-    It is computed with the latest parameters in `workdir`, and written to the directory `into`; by
-    default below `workdir`, by step.
-    """
-    trainer.check_config(config)
-    trainer.require_checkpoint(workdir)
-    mesh = steps.make_mesh(config.mesh)
-    with jax.set_mesh(mesh):
-        corpus, place = trainer.prepare_scored(config, workdir, test=test)
-        model = make_model(config, corpus)
-        like = parameters.jit_init(model.init_params, mesh).eval_shape(jax.random.key(0))
-        step, params = trainer.restore_parameters(workdir, corpus, like)
-        score_step, into = steps.make_score_step(model.loss), into or place / f"{step}"
-        trainer.score_corpus(config, corpus, score_step, params, directory=into, mesh=mesh)
+        finished = ends and log.evaluated(step)
+        return 0 if finished else trainer.say_stopped(signals.reason, step)
 
 
 if __name__ == "__main__":
-    trainer.launch.run(train, score)
+    trainer.launch.run(train, make_model)

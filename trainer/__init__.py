@@ -1,7 +1,7 @@
 """The parts of train.py that know its config: its corpora, its schedule of batches, its log."""
 
 from trainer import launch
-from trainer.balance import choose_tiers
+from trainer.balance import fit_schedule
 from trainer.checkpoint import Checkpoints
 from trainer.config import (
     check_config,
@@ -10,17 +10,17 @@ from trainer.config import (
     load_config,
     resume_config,
 )
-from trainer.corpora import prepare_corpora, prepare_run, prepare_scored
+from trainer.corpora import prepare_corpora, prepare_run
 from trainer.evaluation import evaluate, evaluation_batches, require_same_data
 from trainer.log import TrainingLog, is_finished, say_stopped
 from trainer.model import Model, choose_layout, choose_network
-from trainer.parameters import require_checkpoint, restore_parameters, start_from
+from trainer.parameters import start_from
 from trainer.schedule import Schedule
-from trainer.scoring import score_corpus
+from trainer.scoring import score
 from trainer.stats import Clock
 from trainer.steps import Steps, compile_steps, share_batches, warn_of_window
-from trainer.weights_file import WeightsFile, change_options
-from trainer.workdir import describe_run, store_config, suggest_commands, work_directory
+from trainer.weights_file import WeightsFile, loader_options
+from trainer.workdir import describe_run, store_config, work_directory
 
 __all__ = [
     "Checkpoints",
@@ -30,33 +30,29 @@ __all__ = [
     "Steps",
     "TrainingLog",
     "WeightsFile",
-    "change_options",
     "check_config",
     "check_warmup",
     "choose_layout",
     "choose_network",
-    "choose_tiers",
     "compile_steps",
     "default_workdir",
     "describe_run",
     "evaluate",
     "evaluation_batches",
+    "fit_schedule",
     "is_finished",
     "launch",
     "load_config",
+    "loader_options",
     "prepare_corpora",
     "prepare_run",
-    "prepare_scored",
-    "require_checkpoint",
     "require_same_data",
-    "restore_parameters",
     "resume_config",
     "say_stopped",
-    "score_corpus",
+    "score",
     "share_batches",
     "start_from",
     "store_config",
-    "suggest_commands",
     "warn_of_window",
     "work_directory",
 ]

@@ -21,16 +21,17 @@ logger = logging.getLogger(__name__)
 LEAST = 0.01  # the share of the time of steps that tiers must save
 
 
-def choose_tiers(
+def fit_schedule(
     config: ConfigDict, schedule: Schedule, corpus: AnyCorpus, sharding: Any
 ) -> Schedule:
-    """The schedule, which is fitted, with a number of tiers.
+    """The schedule with the buckets of its new entries, as of `Schedule.fit`, and with tiers.
 
-    That is its own number, if it has one, as a run has that continues. Else it is
+    The number of tiers is its own, if it has one, as a run has that continues. Else it is
     `config.accumulate` if attention skips other segments, and tiers save over 1% of the time of
     steps; or 1. The time is that of `time_with_tiers`. Tiers over the steps of an update change no
     update.
     """
+    schedule = schedule.fit(corpus)
     if "tiers" in schedule.entries[0].options:
         return schedule
     tiers = config.accumulate

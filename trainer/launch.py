@@ -21,6 +21,9 @@ from pipeline.errors import InvalidValue, UserError, describe
 from pipeline.fs import as_path
 from pipeline.steps import hosts
 from trainer.config import CHECKOUT, default_workdir, load_config, stored_config
+from trainer.model import Model
+from trainer.scoring import score
+from trainer.workdir import suggest_commands
 
 LOGGERS = "pipeline", "trainer", "models"  # those of the project
 
@@ -43,11 +46,14 @@ WAIT = flags.DEFINE_integer("wait", 100, "Seconds of silence after which a host 
 VERSION = flags.DEFINE_bool("version", False, "Print the version and exit.")
 
 
-def run(train: Callable[[ConfigDict, epath.Path], int], score: Callable[..., None]) -> None:
+def run(
+    train: Callable[[ConfigDict, epath.Path], int],
+    make_model: Callable[[ConfigDict, Any], Model],
+) -> None:
     """Parses the flags, joins the hosts, trains or scores, and ends with the status of that.
 
-    Process 0 prints the log of the library, and the others only warnings. The calls are
-    `train(config, workdir)` and `score(config, workdir, into, test=…)`.
+    Process 0 prints the log of the library, and the others only warnings. `train(config, workdir)`
+    returns the status; scores are made by `score`, with the model of `make_model`.
     """
     # Until a run begins, ^C ends the process as SIGTERM does: JAX runs inside callbacks of Python's
     # garbage collector, where a KeyboardInterrupt would be lost.
@@ -65,8 +71,10 @@ def run(train: Callable[[ConfigDict, epath.Path], int], score: Callable[..., Non
                     logging.getLogger(name).setLevel(logging.INFO)
             config, workdir = flags.FLAGS.config, as_path(flags.FLAGS.workdir)
             if MODE.value == "train":
-                sys.exit(train(config, workdir))
-            score(config, workdir, SCORES.value, test=MODE.value == "evaluate")
+                if not (status := train(config, workdir)):
+                    suggest_commands(workdir)
+                sys.exit(status)
+            score(config, workdir, make_model, SCORES.value, test=MODE.value == "evaluate")
 
     app.run(start, flags_parser=parse_flags)
 

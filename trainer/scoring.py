@@ -1,4 +1,4 @@
-"""Scores of a run: the losses of documents."""
+"""Scores with the parameters of a run: the losses of documents."""
 
 import json
 import logging
@@ -9,14 +9,45 @@ from typing import Any
 import jax
 import pyarrow.compute as pc
 from etils import epath
+from ml_collections import ConfigDict
 
+from models.parameters import jit_init
 from pipeline.errors import counted
 from pipeline.fs.atomic import as_path, atomic_write
 from pipeline.planning.identity import fingerprint_of
-from pipeline.scoring.scores import TABLE, ScoreOptions, score
-from trainer.config import as_json
+from pipeline.scoring.scores import TABLE, ScoreOptions
+from pipeline.scoring.scores import score as score_documents
+from pipeline.steps import make_mesh, make_score_step
+from trainer.config import as_json, check_config
+from trainer.corpora import prepare_scored
+from trainer.model import Model
+from trainer.parameters import require_checkpoint, restore_parameters
 
 logger = logging.getLogger(__name__)
+
+
+def score(
+    config: ConfigDict,
+    workdir: epath.Path,
+    make_model: Callable[[ConfigDict, Any], Model],
+    into: str | None = None,
+    test: bool = False,
+) -> None:
+    """Writes the loss of each document of the training corpus, or with `test`, of `config.eval`.
+
+    It is computed with the latest parameters in `workdir`, and written to the directory `into`; by
+    default below `workdir`, by step. `make_model` is that of train.py.
+    """
+    check_config(config)
+    require_checkpoint(workdir)
+    mesh = make_mesh(config.mesh)
+    with jax.set_mesh(mesh):
+        corpus, place = prepare_scored(config, workdir, test=test)
+        model = make_model(config, corpus)
+        like = jit_init(model.init_params, mesh).eval_shape(jax.random.key(0))
+        step, params = restore_parameters(workdir, corpus, like)
+        score_step, into = make_score_step(model.loss), into or place / f"{step}"
+        score_corpus(config, corpus, score_step, params, directory=into, mesh=mesh)
 
 
 def score_corpus(
@@ -40,7 +71,7 @@ def score_corpus(
     known = ScoreOptions.__annotations__
     options |= {name: v for name, v in config.batches.items() if name in known and v is not None}
     per = (corpus.loss or corpus.side_names[0]) if len(corpus.sides) > 1 else "position"
-    table = score(corpus, step, state=params, per=per, **options)
+    table = score_documents(corpus, step, state=params, per=per, **options)
     total, weight = (
         pc.call_function("sum", [table[name]]).as_py() or 0.0 for name in ("nll", "weight")
     )

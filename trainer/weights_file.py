@@ -19,13 +19,14 @@ logger = logging.getLogger(__name__)
 NAME = "weights.json"
 
 
-def change_options(config: ConfigDict) -> dict[str, Any]:
-    """The options of a `Loader` of a run whose weights may change.
+def loader_options(config: ConfigDict) -> dict[str, Any]:
+    """The options of the `Loader` of a run: its threads, and the steps at which weights may change.
 
     A single process has no others to tell, so its weights may change at any step.
     """
     live = config.weights_every and "mixture" in config and jax.process_count() > 1
-    return {"changes_every": config.weights_every} if live else {}
+    changes = {"changes_every": config.weights_every} if live else {}
+    return {"num_threads": config.num_threads, **changes}
 
 
 class WeightsFile:

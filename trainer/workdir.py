@@ -50,7 +50,7 @@ def work_directory(workdir: epath.PathLike) -> Iterator[epath.Path]:
         yield as_path(path)
 
 
-def suggest_commands(workdir: epath.Path, config: ConfigDict) -> None:
+def suggest_commands(workdir: epath.Path) -> None:
     """Logs where the results of a finished run are, and commands that look at them, to paste."""
     place, python = os.fspath(workdir), sys.executable
     program, lockstep = sys.argv[0], os.path.join(os.path.dirname(python), "lockstep")
@@ -60,7 +60,9 @@ def suggest_commands(workdir: epath.Path, config: ConfigDict) -> None:
     report = "its losses, and what padding costs", [*tool, "report", place, "--html", "report.html"]
     why = "the documents with the highest losses", [*tool, "why", place, "--worst", "10"]
     score = [_shorten(python), program, f"--workdir={place}", "--mode=score"]
-    commands = [report, *[why] * bool(config.segment_losses)]
+    commands = [report]
+    if (workdir / loss_archive.NAME).is_dir():  # the run kept the losses of segments
+        commands.append(why)
     if jax.process_count() == 1:  # else it has other flags on each host
         commands.append(("the loss of every document", score))
     lines = "\n".join(f"{what}:\n  {shlex.join(command)}" for what, command in commands)

@@ -33,6 +33,7 @@ RULES = {
     "trainer/mirror.py:_make_scratch": OWN_FOLDER,
     "trainer/mirror.py:Mirror.push": "folders named by a number that have the mark of a checkpoint",
     "trainer/mirror.py:_remove_leftovers": "folders of killed processes, whose locks nobody holds",
+    "trainer/parameters.py:start_from": "arrays of JAX, no files",
     "trainer/tensorboard.py:TensorBoard.__init__": OWN_FOLDER,
     "trainer/tensorboard.py:TensorBoard.save": "events in its own temporary folder, once uploaded",
     "steps/hosts.py:require_shared": "a file with a random name that it made",

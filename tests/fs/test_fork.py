@@ -9,7 +9,7 @@ import numpy as np
 
 import pipeline
 from pipeline import Corpus, sources
-from pipeline.planning import stream
+from pipeline.planning import windows
 from pipeline.text import files
 from tests.processes import in_child
 
@@ -42,7 +42,7 @@ def test_a_child_deals_a_window_that_its_parent_was_dealing(monkeypatch):
     lengths = np.arange(1, 1000) % 50 + 1
     plan, same = (pipeline.Plan(lengths, [pipeline.Bucket(8, 64)]) for _ in range(2))
     expected = same.batch(3).segments
-    with in_the_middle(monkeypatch, stream, "sort_by_group", lambda: plan.batch(3)):
+    with in_the_middle(monkeypatch, windows, "sort_by_group", lambda: plan.batch(3)):
         assert in_child(lambda: np.array_equal(plan.batch(3).segments, expected))
     assert np.array_equal(plan.batch(3).segments, expected)
 

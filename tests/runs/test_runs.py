@@ -196,7 +196,7 @@ def test_a_finished_run_is_evaluated_on_other_files(text, tmp_path):
 
     def evaluate():
         with messages() as said:
-            train.score(config, epath.Path(run_dir), test=True)
+            trainer.score(config, epath.Path(run_dir), train.make_model, test=True)
         (place,) = {*run_dir.glob("tests/*/4")} - places
         places.add(place)
         return json.loads((place / "summary.json").read_text()), str(said)
@@ -217,7 +217,7 @@ def test_a_finished_run_is_evaluated_on_other_files(text, tmp_path):
     held_out, _ = evaluate()
     assert 0 < held_out["documents"] < 128
     with pytest.raises(ValueError, match=r"there is no checkpoint in .*new to take parameters"):
-        train.score(config, epath.Path(tmp_path / "new"), test=True)
+        trainer.score(config, epath.Path(tmp_path / "new"), train.make_model, test=True)
 
 
 @pytest.fixture(autouse=True)

@@ -14,6 +14,7 @@ from etils import epath
 from ml_collections import ConfigDict, config_flags
 
 import train
+import trainer
 from configs import chat, masked, python_data, quickstart, vision
 from configs import tfds as tfds_config
 from models.config import TransformerConfig
@@ -121,7 +122,7 @@ def test_a_run_on_token_files_of_others_has_their_texts(chats, tmp_path):
     corpus, _ = read_history(tmp_path / "run")
     assert 0 < len(corpus) < len(texts)
     assert corpus.tokenizer.decode(corpus[0]["targets"]) in texts
-    train.score(config, epath.Path(tmp_path / "run"))
+    trainer.score(config, epath.Path(tmp_path / "run"), train.make_model)
     segment_losses(tmp_path / "run")
 
 

@@ -14,7 +14,7 @@ from pipeline.report.tiers import row_costs, time_with_tiers
 from tests.meshes import mesh_of
 from tests.planning.corpora import lognormal
 from tests.runs.runs import messages, tiny
-from trainer import choose_tiers
+from trainer import fit_schedule
 from trainer.schedule import Schedule
 
 LENGTHS = lognormal(600, 4, 1.2, most=512)
@@ -46,8 +46,8 @@ def test_tiers_are_those_of_an_update_where_devices_would_wait(
     begin = {"seed": 0, **json.loads(config.batches.to_json())}
     with jax.set_mesh(mesh), messages() as said:
         schedule = Schedule.make(begin).fit(corpus)
-        chosen = choose_tiers(config, schedule, corpus, batch_sharding(mesh))
-        again = choose_tiers(config, chosen, corpus, batch_sharding(mesh))
+        chosen = fit_schedule(config, schedule, corpus, batch_sharding(mesh))
+        again = fit_schedule(config, chosen, corpus, batch_sharding(mesh))
     assert chosen.plan(corpus).options.tiers == expected
     assert again == chosen
     asks = config.accumulate > 1 and config.batches.tiers is None

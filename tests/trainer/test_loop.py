@@ -327,7 +327,7 @@ def test_a_run_that_is_killed_before_it_compiles_has_stored_its_config(
 def test_a_config_is_checked_before_scores(config, tmp_path):
     config.keep = 0
     with pytest.raises(InvalidValue, match=r"config.keep is 0; it must be a whole number from 1"):
-        train.score(config, tmp_path)
+        trainer.score(config, tmp_path, train.make_model)
 
 
 def test_parameters_of_another_run_replace_those_of_the_beginning(monkeypatch):
