@@ -15,8 +15,8 @@ from pipeline.corpus.stored.gather import gather
 from pipeline.corpus.stored.parts import read_content
 from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import write_once
+from pipeline.text import files
 from pipeline.text.features import TOKENS, WEIGHTS, Feature
-from pipeline.text.sources import files
 
 # The numbers of some lists, where each list begins in them, and the size of each.
 Lists: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]

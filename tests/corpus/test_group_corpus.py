@@ -14,8 +14,8 @@ from pipeline import Bucket, Corpora, Corpus, Examples, Feature, Plan, load, pre
 from pipeline.corpus import Groups, Job, duplicates, prepare_share
 from pipeline.loading import Batches
 from pipeline.report.tiers import row_costs
-from pipeline.text import ragged
-from pipeline.text.sources import Records, source
+from pipeline.text import ragged, source
+from pipeline.text.sources import Records
 from pipeline.text.templates import Preference
 from pipeline.text.tokenizers import Bytes
 from tests.corpus.files import require_equal

@@ -13,10 +13,11 @@ import tensorflow_datasets as tfds
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from pipeline.text.sources import JsonLines, ParquetFiles, Records, TextFiles, files
-from pipeline.text.sources import source as sizes
-from pipeline.text.sources.content import describe
-from pipeline.text.sources.source import sharded, text_of
+from pipeline.text import files
+from pipeline.text import source as sizes
+from pipeline.text.content import describe
+from pipeline.text.source import sharded, text_of
+from pipeline.text.sources import JsonLines, ParquetFiles, Records, TextFiles
 from tests.properties.questions import MORE, RECORDS, write_questions
 from tests.text.record_files import compressed, make, write_array_record
 

@@ -45,8 +45,8 @@ from pipeline.fs.atomic import (
     remove_leftovers,
 )
 from pipeline.text.features import Feature
+from pipeline.text.source import Shard
 from pipeline.text.sources import Sharded, Source
-from pipeline.text.sources.source import Shard
 from pipeline.text.templates import Template
 from pipeline.text.tokenizers import Tokenizer
 

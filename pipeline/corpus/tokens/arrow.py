@@ -11,9 +11,10 @@ from etils import epath
 
 from pipeline.corpus.token_files import Lists, TokenFiles, local_copy, signs, values_of
 from pipeline.errors import InvalidValue
+from pipeline.text import files
 from pipeline.text.features import TOKENS, WEIGHTS, Feature, check_features
 from pipeline.text.ragged import require_weights
-from pipeline.text.sources import ArrowFiles, files, is_saved, saved_files
+from pipeline.text.sources import ArrowFiles, is_saved, saved_files
 
 logger = logging.getLogger(__name__)
 

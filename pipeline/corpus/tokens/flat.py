@@ -22,8 +22,8 @@ from pipeline.corpus.token_files import (
     signs,
 )
 from pipeline.errors import InvalidValue, require_whole
-from pipeline.text.sources import files
-from pipeline.text.sources.content import describe_binary, open_text, read_head
+from pipeline.text import files
+from pipeline.text.content import describe_binary, open_text, read_head
 
 logger = logging.getLogger(__name__)
 

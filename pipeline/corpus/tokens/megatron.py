@@ -17,7 +17,7 @@ from pipeline.corpus.token_files import (
 )
 from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import as_path
-from pipeline.text.sources import files
+from pipeline.text import files
 
 # Megatron's codes of integers; its others are floats.
 MEGATRON = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}

@@ -7,8 +7,8 @@ from etils import epath
 
 from pipeline.corpus.token_files import TokenFiles, between, damaged, divide, local_copy, signs
 from pipeline.errors import InvalidValue
-from pipeline.text.sources import files
-from pipeline.text.sources.content import read_head
+from pipeline.text import files
+from pipeline.text.content import read_head
 
 NPY = b"\x93NUMPY"  # the first bytes of an array that NumPy saved
 

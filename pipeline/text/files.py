@@ -25,8 +25,8 @@ from pipeline.errors import (
 from pipeline.fs import objects
 from pipeline.fs.atomic import as_path, is_local
 from pipeline.fs.objects import ObjectPath
-from pipeline.text.sources.content import describe, read_head
-from pipeline.text.sources.source import Piece, Shard, Sharded, shard_bytes
+from pipeline.text.content import describe, read_head
+from pipeline.text.source import Piece, Shard, Sharded, shard_bytes
 
 logger = logging.getLogger(__name__)
 
