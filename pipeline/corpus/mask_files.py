@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 # Words of names: of masks, and of what is a mask if it has an entry for each token. An ending has
 # its dot, as `.loss` of datatrove.
-MASK = re.compile(r"\.?[a-z_]*masks?|\.loss")
+MASK = re.compile(r"\.?[a-z0-9_]*masks?[0-9]*|\.loss")
 PERHAPS = re.compile(r"\.?([a-z_]*(labels?|weights?)|loss(es)?|roles?)")
 
 

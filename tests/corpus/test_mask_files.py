@@ -47,6 +47,7 @@ def save(path, array):
     [
         *("mask.bin", "loss_mask.npy", "labels_mask.npy", "train_mask.bin", "train_loss_mask.bin"),
         *("mask_train.bin", "train.mask", "train.bin.mask", "train.bin.loss_mask", "train.loss"),
+        "train.u8mask",
         *("TRAIN-MASK.bin", "trainMask.bin", "trainmask.bin", "train_attention_mask.npy"),
         *("train_labels.bin", "train-role.bin", "train_weights.bin", "labels.npy"),
         *("masks/train.", "../loss_mask/train."),

@@ -271,7 +271,7 @@ def _weigh(
             for row in np.flatnonzero((sizes < 0) | (sizes > counts))[:1]:
                 raise InvalidValue(
                     f"{name} is {sizes[row]} in a row of {counts[row]:,} tokens; it must be the "
-                    "number of tokens at the start that have no loss"
+                    "number of tokens at the start that have no loss; correct it"
                 )
             position = np.arange(len(weights)) - first.repeat(counts)
             mask = position >= sizes.repeat(counts)
