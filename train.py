@@ -32,7 +32,7 @@ from pipeline import steps
 def make_model(config: ConfigDict, corpus: Any) -> trainer.Model:
     """The network of `config.architecture` and `config.model`, and its loss: Σ w·nll and Σ w.
 
-    `loss` returns (sum, weight), both linear in `loss_weights`: steps add and divide them exactly.
+    Both are sums over positions, linear in `loss_weights`: so segments have losses of their own.
     """
     # `fields` are those of a batch that the network takes; flops(planned) is a number, for the log.
     network, fields, flops = trainer.choose_network(config, corpus)
@@ -42,7 +42,7 @@ def make_model(config: ConfigDict, corpus: Any) -> trainer.Model:
         return nnx.to_pure_dict(nnx.state(network(nnx.Rngs(key)), nnx.Param))
 
     def loss(params, batch):
-        inputs = (batch.get(name) for name in fields)  # ids, segments, …: [rows, length]
+        inputs = (batch.get(name) for name in fields)  # "inputs", …: see `pipeline.Batch`
         model: Any = nnx.merge(graphdef, params)
         hidden, logits = model.hidden(*inputs), model.embedding.logits
         return chunked_cross_entropy(hidden, logits, batch["targets"], batch["loss_weights"])
@@ -54,7 +54,8 @@ def make_optimizer(config: ConfigDict) -> tuple[optax.GradientTransformation, op
     """The optimizer and its learning rate, a function of the number of updates.
 
     The optimizer gets mean gradients once per update (no `MultiSteps`); the rate is for the log.
-    `decay_mask` goes by the names of parameters: change models/parameters.py with the model.
+    `decay_mask` goes by the names of parameters: change models/parameters.py with the model. A name
+    that it does not list gets no decay, and is whole on every device.
     """
     spec = config.optimizer
     decay = spec.decay_steps or config.steps  # a run stores those of its first start
@@ -114,7 +115,7 @@ def train(config: ConfigDict, workdir: epath.Path) -> int:
         mesh = steps.make_mesh(config.mesh)
         enter(jax.set_mesh(mesh))
         sharding = trainer.share_batches(config, mesh)  # a NamedSharding, or one for each shape
-        config = trainer.resume_config(config, saved)  # None: as the run began; others must fit it
+        config = trainer.resume_config(config, saved)  # as it began, but for `MAY_CHANGE`
         schedule = trainer.Schedule.of(config, saved, sharding)  # options of batches, by step
         trainer.store_config(workdir, config, schedule, saved)  # for a start with --workdir alone
         if trainer.is_finished(config, workdir, saved):  # with its evaluation and summary
@@ -125,7 +126,8 @@ def train(config: ConfigDict, workdir: epath.Path) -> int:
         with clock("prepare"):
             corpus, held_out = trainer.prepare_run(config, schedule, workdir)
         with clock("plan"):
-            schedule = trainer.fit_schedule(config, schedule, corpus, sharding)  # shapes and tiers
+            # Shapes, and tiers: so many steps swap rows, so that devices finish together.
+            schedule = trainer.fit_schedule(config, schedule, corpus, sharding)
             plan = schedule.plan(corpus)
         layout = trainer.choose_layout(config, corpus, sharding)  # sharding, order, features
         # The loader's state, if it resumes, says where it was; `onward` drops the shapes before it.
@@ -146,14 +148,14 @@ def train(config: ConfigDict, workdir: epath.Path) -> int:
             key = jax.random.key(schedule.seed)
             if saved.step:
                 state = checkpoints.restore_state(saved.step, compiled.init.eval_shape(key))
-                trainer.warn_of_window(config, state, saved.step)
+                trainer.warn_of_window(config, state, saved.step)  # if part of an update is unmade
             else:  # with the parameters of the run config.start_from, if that is given
                 state = trainer.start_from(config, compiled.init(key), corpus)
             checkpoints.compile(state)  # its checksums, so that no save compiles anything
         trainer.describe_run(workdir, config, schedule, loader)  # for `lockstep` commands
 
         log = enter(trainer.TrainingLog(workdir, config, schedule, saved, clock, model, compiled))
-        weights = trainer.WeightsFile(workdir, config, loader)
+        weights = trainer.WeightsFile(workdir, config, loader)  # of a mixture
         signals = enter(steps.hosts.StopSignals())
         step = last = saved.step  # steps that are done, and that are saved
         while True:
@@ -184,7 +186,7 @@ def train(config: ConfigDict, workdir: epath.Path) -> int:
             else:
                 with clock("train"):
                     state, values = compiled.train(state, batch)  # the arrays of before are donated
-                    # Waits for the values of the step before only, while this one runs.
+                    # Waits for the step before, while this one runs; raises if that is not finite.
                     log.add(step, loader.planned, {**values, **loader.traffic()})
             step += 1
         with clock("save"):

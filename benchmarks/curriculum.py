@@ -18,7 +18,7 @@ from models.decoder import Decoder
 from models.loss import cross_entropy
 from pipeline import sources, tokenizers
 from pipeline.fields.names import INPUTS
-from pipeline.text.sources.source import text_of
+from pipeline.text.source import text_of
 
 SEEDS = 3
 TRAINED, HELD_OUT = 2_000, 150  # functions

@@ -21,7 +21,7 @@ from pipeline.history import losses
 from pipeline.history.loss_archive import LossLog
 from pipeline.steps import make_mesh
 from pipeline.steps.segments import sum_segments
-from pipeline.text.sources.source import text_of
+from pipeline.text.source import text_of
 
 DOCUMENTS = 3_000
 PLANTED, SHOWN = 20, 40

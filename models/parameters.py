@@ -80,9 +80,26 @@ def _say(name: str, shape: tuple[int, ...], size: int, axis: str, parts: int) ->
 def decay_mask(tree: Any) -> Any:
     """Return a tree of bools for optax: True for matrices, False for the norms' scales.
 
-    By name, because a scale that `scan_layers` has stacked is two-dimensional as well.
+    By name, because a scale that `scan_layers` has stacked is two-dimensional as well. A matrix
+    that `AXES` does not name is logged once.
     """
-    return jax.tree_util.tree_map_with_path(lambda path, _: _name(path) in _MATRICES, tree)
+
+    def decays(path, leaf):
+        if _name(path) not in AXES and len(getattr(leaf, "shape", ())) > 1:
+            _say_unnamed(_name(path))
+        return _name(path) in _MATRICES
+
+    return jax.tree_util.tree_map_with_path(decays, tree)
+
+
+@functools.cache
+def _say_unnamed(name: str) -> None:
+    """Log once that a parameter is in no table."""
+    logging.getLogger(__name__).warning(
+        "%r is not in AXES of models/parameters.py, so it has no weight decay and is whole on every "
+        "device; add it there.",
+        name,
+    )
 
 
 _MATRICES = {name for name, axes in AXES.items() if len(axes) > 1}

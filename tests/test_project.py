@@ -109,7 +109,7 @@ def printed(python, tmp_path):
 
 def test_the_installed_package_is_pipeline_alone_with_its_command(printed, python):
     typed, place, others, version = printed(
-        "import importlib.util, pathlib, pipeline, pipeline.report, pipeline.text.sources.source;"
+        "import importlib.util, pathlib, pipeline, pipeline.report, pipeline.text.source;"
         "print(pathlib.Path(pipeline.__file__).with_name('py.typed').exists());"
         "print(pathlib.Path(pipeline.__file__).parent.parent);"
         "others = ('models', 'configs', 'trainer', 'tests');"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.corpus.token_files import TokenFiles
-from pipeline.text.sources.files import find
+from pipeline.text.files import find
 
 
 @dataclass(frozen=True, kw_only=True)

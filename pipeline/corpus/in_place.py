@@ -20,9 +20,9 @@ from pipeline.errors import InvalidType, InvalidValue, require_whole, suggest_op
 from pipeline.fs.atomic import is_local
 from pipeline.planning.identity import fingerprint_of
 from pipeline.planning.lengths import NO_EXAMPLES
+from pipeline.text import files
 from pipeline.text.features import LOSS_WEIGHTS, OF_TOKENS, TOKEN_IDS, TOKENS, WEIGHTS, Feature
 from pipeline.text.ragged import IDS
-from pipeline.text.sources import files
 from pipeline.text.tokenizers import Tokenizer
 
 # The options of all formats.

@@ -346,8 +346,8 @@ class SingleCorpus(Side, AnyCorpus):
         at = np.searchsorted(np.cumsum(counts), np.array([0.5, 0.9, 0.99]) * len(self))
         shares = [f"p{p} {sizes[i]:,}" for p, i in zip((50, 90, 99), at, strict=True)]
         text = "" if self.text_bytes is None else f", from {self.text_bytes:,} bytes of text"
-        learnt, empty = self.num_learnt or 0, int(counts[sizes == 0].sum())
-        weighted = f", {learnt:,} of them with loss" if 0 < learnt < self.num_tokens else ""
+        learnt, empty = self.num_learnt, int(counts[sizes == 0].sum())
+        weighted = "" if learnt in (None, self.num_tokens) else f", {learnt:,} of them with loss"
         vocab = "unknown" if self.vocab_size is None else f"{self.vocab_size:,} ids"
         return "\n".join(
             [

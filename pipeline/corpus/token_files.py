@@ -15,8 +15,13 @@ from pipeline.corpus.stored.gather import gather
 from pipeline.corpus.stored.parts import read_content
 from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import write_once
+from pipeline.text import files
+from pipeline.text.content import read_head
 from pipeline.text.features import TOKENS, WEIGHTS, Feature
-from pipeline.text.sources import files
+
+NPY = b"\x93NUMPY"  # the first bytes of an array that NumPy saved
+A_MASK = "with a byte for each token, 1 to train on it"
+CHECKED = 1 << 24  # entries of a mask that are looked at when it is opened
 
 # The numbers of some lists, where each list begins in them, and the size of each.
 Lists: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -136,34 +141,52 @@ def read_numbers(path: epath.Path, dtype: np.dtype, skip: int = 0) -> np.ndarray
     return np.frombuffer(content, dtype, offset=skip)
 
 
+def load_array(path: epath.Path) -> np.ndarray:
+    """The array in a file that NumPy saved, mapped."""
+    try:
+        return np.asarray(np.load(os.fspath(local_copy(path)), mmap_mode="r"))
+    except (ValueError, EOFError) as error:
+        raise damaged(path, f"NumPy finds no whole .npy array in it ({error})") from error
+
+
+def _read_mask(path: epath.Path, tokens: int, of: epath.Path) -> np.ndarray:
+    """The mask of the tokens of a file `of`: bools [tokens], from bytes or an array of NumPy."""
+    is_array = read_head(path).startswith(NPY)
+    values = load_array(path) if is_array else read_numbers(path, np.dtype(np.uint8))
+    wanted = f"give a file {A_MASK}"
+    if values.shape != (tokens,):
+        cut = "is cut short, or " if values.size < tokens else ""
+        raise InvalidValue(
+            f"{os.fspath(path)} {cut}does not belong to {os.fspath(of)}: it has {values.size:,} "
+            f"{'entries' if is_array else 'bytes'} for {tokens:,} tokens; {wanted}"
+        )
+    some = values[:CHECKED]
+    for wrong in some[(some != 0) & (some != 1)][:1]:
+        raise InvalidValue(f"{os.fspath(path)} holds {wrong}, which is not 0 or 1; {wanted}")
+    return values.view(bool) if values.itemsize == 1 else values.astype(bool)
+
+
 def divide(
     found: Sequence[epath.Path],
     arrays: Sequence[np.ndarray],
-    masks: files.Paths,
+    weights: files.Paths | None,
     borders: Sequence[tuple[np.ndarray, np.ndarray]],
     layout: Any = None,
 ) -> TokenFiles:
     """The examples in arrays that lie end to end; those in several arrays are copied.
 
-    `masks` are as many files with a byte for each token, or none. `borders` are where examples
-    begin, and their sizes, of each array, or once of all.
+    `weights` are as many files of masks, or none. `borders` are where examples begin, and their
+    sizes, of each array, or once of all. The first files are those of the arrays.
     """
-    columns, paths = {TOKENS: arrays}, files.find(masks) if masks else []
-    if paths:
-        columns[WEIGHTS] = [read_numbers(path, np.dtype(bool)) for path in paths]
-    a_mask = "with a byte for each token, 1 to train on it"
+    columns, paths = {TOKENS: arrays}, files.find(weights) if weights else []
     if paths and len(paths) != len(arrays):
         raise InvalidValue(
             f"there are {len(paths)} files of weights for {len(arrays)} of tokens; give a file "
-            f"{a_mask}, for each file of tokens"
+            f"{A_MASK}, for each file of tokens"
         )
-    for path, mask, values, of in zip(paths, columns.get(WEIGHTS, ()), arrays, found, strict=False):
-        if len(mask) != len(values):
-            cut = "is cut short, or " if len(mask) < len(values) else ""
-            raise InvalidValue(
-                f"{os.fspath(path)} {cut}does not belong to {os.fspath(of)}: it has {len(mask):,} "
-                f"bytes for {len(values):,} tokens; give a file {a_mask}"
-            )
+    if paths:
+        three = zip(paths, arrays, found, strict=False)
+        columns[WEIGHTS] = [_read_mask(path, len(values), of) for path, values, of in three]
     firsts, groups = np.cumsum([0, *map(len, arrays)]), []
     begins = np.concatenate([at + n for (at, _), n in zip(borders, firsts, strict=False)])
     counts = np.concatenate([each for _, each in borders])

@@ -7,7 +7,7 @@ from etils import epath
 
 from pipeline import registry
 from pipeline.fs.atomic import as_path
-from pipeline.text.sources import files
+from pipeline.text import files
 
 
 def recognise(path: epath.PathLike) -> registry.Kind | None:

@@ -71,10 +71,11 @@ def keep_shapes(
     rows, _ = multiples(sharding, context_order)
     if any(bucket.rows % rows for bucket in saved.buckets):
         most = math.gcd(*(bucket.rows for bucket in saved.buckets))
+        number = f"a number of devices that divides {most} for them" if most > 1 else "one device"
         raise InvalidValue(
             f"the shapes of the state are {shapes}, whose rows do not all divide over {rows} "
             "devices; give sharding=pipeline.DynamicContext(mesh), which also divides the length "
-            f"of rows, or a mesh with a number of devices that divides {most} for them"
+            f"of rows, or a mesh with {number}; row_multiple=8 at the beginning chooses others"
         )
     return saved
 

@@ -3,8 +3,7 @@
 import pytest
 
 from pipeline.corpus.preparing import processes
-from pipeline.text import ragged
-from pipeline.text.sources import source
+from pipeline.text import ragged, source
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -108,6 +108,36 @@ def test_the_prompt_of_sources_len_has_no_weight(write):
     assert weights_of(opened(weights="sources_len")) == [[0, 1, 1], [1], [], [0, 0]]
 
 
+def test_the_prompt_of_sources_len_is_inside_its_row(write):
+    for sizes in ([2, 0, 0, 4], [-1, 0, 0, 3]):
+        with pytest.raises(
+            ValueError, match=r"sources_len is (4 in a row of 3|-1 in a row of 4) tok"
+        ):
+            write({"input_ids": IDS, "sources_len": sizes})(weights="sources_len")
+
+
+def test_whole_weights_of_one_number_above_1_are_refused(write):
+    mask = [[0, 255, 255, 0], [255, 0], [], [255] * 3]
+    for kind in (pa.uint8(), pa.int16()):
+        opened = write({"input_ids": IDS, "mine": pa.array(mask, pa.list_(kind))})
+        with pytest.raises(
+            ValueError, match="the weights of mine are 0 and 255 alone; a mask has 1"
+        ):
+            opened(weights="mine")
+    assert weights_of(
+        write({"input_ids": IDS, "mine": pa.array(mask, pa.list_(pa.float32()))})(weights="mine")
+    ) == [[255, 255, 0], [0], [], [255, 255]]
+    several = [[0, 2, 1, 0], [3, 0], [], [1] * 3]
+    corpus = write({"input_ids": IDS, "mine": several})(weights="mine")
+    assert weights_of(corpus) == [[2, 1, 0], [0], [], [1, 1]]
+
+
+def test_a_corpus_without_any_loss_says_so(write):
+    mask = [[0] * len(row) for row in IDS]
+    assert ", 0 of them with loss" in str(write({"input_ids": IDS, "mine": mask})(weights="mine"))
+    assert "with loss" not in str(write({"input_ids": IDS})())
+
+
 def test_padding_is_dropped_and_packed_rows_are_divided(write):
     ids = [[0, 1, 2, 3, 4, 0], [5, 6, 0, 0, 0, 0], [0] * 6, [7, 8, 9, 7, 8, 9]]
     padding = [[each > 0 for each in row] for row in ids]

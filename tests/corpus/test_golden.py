@@ -15,7 +15,7 @@ from pipeline import InPlace, registry
 from pipeline.corpus import INPUTS, token_files
 from pipeline.corpus.token_files import signs
 from pipeline.corpus.token_formats import recognise
-from pipeline.corpus.tokens import arrow, npy
+from pipeline.corpus.tokens import arrow
 from pipeline.errors import UserError
 from tests.corpus.files import documents_of
 from tests.text.record_files import save_to_disk
@@ -78,7 +78,7 @@ def test_the_files_of_a_corpus_are_those_that_were_given_and_not_their_local_cop
         return epath.Path(shutil.copy(path, copies[-1]))
 
     copies = []
-    for module in (arrow, npy, token_files):
+    for module in (arrow, token_files):
         monkeypatch.setattr(module, "local_copy", copy)
     form, options, masked = OPENED[of]
     monkeypatch.chdir(GOLDEN / of[0])
@@ -126,7 +126,7 @@ def test_an_option_that_names_files_is_told_by_its_type():
         for name, option in kind.options.items()
         if option.names_files
     }
-    assert named == {("flat", "weights")}
+    assert named == {(form, "weights") for form in ("flat", "megatron", "npy")}
 
 
 @pytest.mark.parametrize("of", OPENED, ids="-".join)

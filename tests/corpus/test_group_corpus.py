@@ -14,8 +14,8 @@ from pipeline import Bucket, Corpora, Corpus, Examples, Feature, Plan, load, pre
 from pipeline.corpus import Groups, Job, duplicates, prepare_share
 from pipeline.loading import Batches
 from pipeline.report.tiers import row_costs
-from pipeline.text import ragged
-from pipeline.text.sources import Records, source
+from pipeline.text import ragged, source
+from pipeline.text.sources import Records
 from pipeline.text.templates import Preference
 from pipeline.text.tokenizers import Bytes
 from tests.corpus.files import require_equal
@@ -311,7 +311,8 @@ def test_records_without_a_preference_are_counted_and_left_out(tmp_path, caplog)
     records[20]["bad"] = ""
     options = {"template": TEMPLATE, "features": LENGTHS}
     corpus = prepare(Records(records), Bytes(), tmp_path / "b", **options)
-    unused, *left_out = caplog.records
+    unasked, unused, *left_out = caplog.records
+    assert "4 of 21 records have a prompt without text" in unasked.message
     assert "21 records, fields that are not used: 'margin' of 19;" in unused.message
     for record, number in zip(left_out, (3, 20), strict=True):
         assert re.match(rf"1 of 21 .* are left out; the first: record {number}", record.message)

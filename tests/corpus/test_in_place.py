@@ -77,8 +77,16 @@ def test_what_is_no_list_of_ids_is_refused(tmp_path):
         InPlace.arrow(str(tmp_path / "*.arrow"))
     tokens, offsets = tmp_path / "tokens.npy", tmp_path / "offsets.npy"
     for some, bounds, sentence in (
-        (np.arange(5), [2, 5], r"offsets into 5 tokens: .* np.append\(0, np.cumsum\(lengths\)\)"),
-        (np.arange(5), [0, 3, 2], "offsets.npy is damaged.* does not hold offsets into 5 tokens"),
+        (np.arange(5), [1, 3, 2], "offsets.npy is damaged.* does not hold offsets into 5 tokens"),
+        (
+            np.arange(5),
+            [3, 2],
+            r"lengths, which sum to 5 tokens; .*np.append\(0, np.cumsum\(lengths",
+        ),
+        (np.arange(5), [3, 5], r"seems to hold ends, up to 5 tokens; give np.append\(0, ends\)"),
+        (np.arange(5), [0, 3], r"has 5 tokens, and it ends at 3; if .* np.append\(starts, 5\)"),
+        (np.arange(5), [0, 24, 40], r"seems to count bytes, 40 for 5 tokens; give offsets // 8"),
+        ([0, 2, 3], [7, 8, 9], "hold the tokens, and tokens.npy the offsets; give the file of tok"),
         (np.zeros(3), [0, 3], "shape .3,. and dtype float64; it must be"),
     ):
         np.save(tokens, some)

@@ -27,18 +27,18 @@ def opened(tmp_path):
     """The corpora of each format, of the same examples."""
     write_megatron(tmp_path / "mega", [[each] for each in EXAMPLES])
     masks = [each % 2 == 1 for each in EXAMPLES]
-    write_flat(tmp_path / "token_ids.npy", EXAMPLES)
-    np.concatenate(masks).tofile(tmp_path / "labels_mask.npy")
+    write_flat(tmp_path / "olmo_token_ids.npy", EXAMPLES)
+    np.concatenate(masks).tofile(tmp_path / "olmo_labels_mask.npy")
     np.save(tmp_path / "flat.npy", np.concatenate(EXAMPLES))
     np.save(tmp_path / "offsets.npy", np.cumsum([0, *SIZES]))
     columns = {"input_ids": EXAMPLES, "loss_mask": masks, "reward": np.arange(8.0)}
     feather.write_feather(pa.table(columns), str(tmp_path / "a.arrow"), compression="uncompressed")
     options = {"vocab_size": 99}
-    masked = {"weights": "labels_mask*", "dtype": "uint16", "tokenizer": Bytes()}
+    masked = {"weights": "olmo_labels_mask*", "dtype": "uint16", "tokenizer": Bytes()}
     return {
         "megatron": InPlace.megatron("mega", **options),
         "npy": InPlace.npy("flat.npy", "offsets.npy", **options),
-        "flat": InPlace.flat("token_ids*", **masked),
+        "flat": InPlace.flat("olmo_token_ids*", **masked),
         "arrow": InPlace.arrow("*.arrow", weights="loss_mask", features=REWARD, **options),
     }
 
@@ -91,8 +91,8 @@ def test_commands_read_token_files(opened, tmp_path, run):
     flags = "--tokens", "megatron", "vocab_size=99"
     for command in ("report", "check"):
         assert "8 examples" in run.done(command, "mega", *flags)
-    masked = "--tokens", "flat", "dtype=uint16", "weights=labels_mask*"
-    out = run.done("prepare", "token_ids*", *masked, "--into", "linked")
+    masked = "--tokens", "flat", "dtype=uint16", "weights=olmo_labels_mask*"
+    out = run.done("prepare", "olmo_token_ids*", *masked, "--into", "linked")
     assert "now look at it: lockstep report linked" in out
     assert open_corpus("linked").weighted
     for command in ("show", "buckets"):
@@ -120,7 +120,7 @@ def test_token_files_in_a_bucket_are_read(opened, tmp_path, monkeypatch):
                 pipeline.fs.as_path(f"{root}/{path.name}").write_bytes(path.read_bytes())
         for name, paths, options in (
             ("megatron", "mega", {}),
-            ("flat", "token_ids*", {"dtype": "uint16", "weights": f"{root}/labels_mask*"}),
+            ("flat", "olmo_token_ids*", {"dtype": "uint16", "weights": f"{root}/olmo_labels*"}),
             ("arrow", "a.arrow", {"weights": "loss_mask", "features": REWARD}),
         ):
             corpus = InPlace(name, f"{root}/{paths}", **options, vocab_size=99)

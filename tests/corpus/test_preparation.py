@@ -19,8 +19,8 @@ from pipeline.corpus.preparing import preparation, processes, work
 from pipeline.corpus.stored.manifest import Manifest
 from pipeline.fs.atomic import as_path, directory_lock
 from pipeline.text import ragged
+from pipeline.text import source as sizes
 from pipeline.text.sources import Records, TextFiles
-from pipeline.text.sources import source as sizes
 from pipeline.text.templates import Answer, Function
 from pipeline.text.tokenizers import Bytes
 from tests.corpus.files import contents, few_bytes, wait_for
@@ -36,7 +36,8 @@ PROGRAM = """
     import os, sys, time
     from pipeline.text import ragged
     from pipeline.corpus.preparing import preparation
-    from pipeline.text.sources import TextFiles, source as sizes
+    from pipeline.text import source as sizes
+    from pipeline.text.sources import TextFiles
     from pipeline.text.tokenizers import Bytes
 
     text, directory, workers, delay = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
@@ -324,7 +325,8 @@ def test_memory_is_that_of_few_records_however_large(
 
 NOTEBOOK = """
 from pipeline.corpus.preparing.preparation import prepare
-from pipeline.text.sources import Records, source as sizes
+from pipeline.text import source as sizes
+from pipeline.text.sources import Records
 from pipeline.text.tokenizers import Bytes
 
 sizes.LEAST = 100

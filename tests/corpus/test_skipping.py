@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import pipeline
-from pipeline.text.sources import JsonLines, Records, TextFiles, source
+from pipeline.text import source
+from pipeline.text.sources import JsonLines, Records, TextFiles
 from pipeline.text.tokenizers import Bytes, train_sentencepiece
 
 OPTIONS = {"progress": False, "num_workers": 0, "on_error": "skip"}

@@ -163,7 +163,7 @@ def test_documents_go_on_in_the_next_file(tmp_path_factory, ids, cuts, ends):
         (some % 2 == 1).tofile(folder / f"{number}.mask")
     named = {"end": 3} if ends else {"begin": 3}
     options = {"dtype": "uint16", **named}
-    corpus = InPlace.flat(folder / "*.bin", task=INPUTS, **options)
+    corpus = InPlace.flat(folder / "*.bin", task=INPUTS, weights=(), **options)
     assert documents_of(corpus) == split_at(ids, 3, ends=ends)
     weighted = InPlace.flat(folder / "*.bin", weights=folder / "*.mask", **options)
     due = [[each % 2 for each in document[1:]] for document in split_at(ids, 3, ends=ends)]
@@ -205,14 +205,14 @@ def test_a_mask_of_tokens_is_never_read_as_tokens_or_ignored(tmp_path):
     np.array([0, 1, 0, 1, 1], bool).tofile(tmp_path / "labels_mask_part_0000.npy")
     masks, options = tmp_path / "labels_mask*", {"dtype": "uint32"}
     for names in (tmp_path / "*.npy", tmp_path / "token_ids*.npy"):
-        with pytest.raises(ValueError, match=r"give weights='.*labels_mask\*', or weights=\(\) to"):
+        with pytest.raises(ValueError, match=r"give weights='.*labels_mask_part_0000.npy', "):
             InPlace.flat(names, **options)
         plain, corpus = (InPlace.flat(names, **options, weights=some) for some in ((), masks))
         assert [each["targets"].tolist() for each in plain] == [[2, 3], [5]]
         assert weights_of(corpus) == [[1, 0], [1]]
         assert corpus.fingerprint != plain.fingerprint
-    with pytest.raises(ValueError, match="are masks; give the files of tokens"):
-        InPlace.flat(masks, **options, weights=())
+    with pytest.raises(ValueError, match=r"are masks or labels by .*; give the files of tokens"):
+        InPlace.flat(masks, **options)
     (tmp_path / "labels_mask_part_0000.npy").write_bytes(b"\1\0")
     with pytest.raises(ValueError, match=r"labels_mask_part_0000.npy is cut .*2 bytes for 5 tok"):
         InPlace.flat(names, **options, weights=masks)
@@ -224,7 +224,7 @@ def test_a_mask_that_datatrove_wrote_beside_its_tokens_is_not_ignored(tmp_path):
     assert not InPlace.flat(tmp_path / "*.ds", **options).weighted
     np.array([0, 1, 0, 1, 1], bool).tofile(tmp_path / "0.ds.loss")
     with pytest.raises(
-        ValueError, match=r"0\.ds\.loss says .* weights='.*\*\.loss', or weights=\(\)"
+        ValueError, match=r"0\.ds\.loss, by its .* weights='.*\.loss', .*or weights=\(\)"
     ):
         InPlace.flat(tmp_path / "*.ds", **options)
     corpus = InPlace.flat(tmp_path / "*.ds", **options, weights=tmp_path / "*.loss")

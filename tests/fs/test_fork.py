@@ -10,6 +10,7 @@ import numpy as np
 import pipeline
 from pipeline import Corpus, sources
 from pipeline.planning import windows
+from pipeline.text import files
 from tests.processes import in_child
 
 
@@ -50,7 +51,7 @@ def test_a_child_computes_a_property_that_its_parent_was_computing(tmp_path, mon
     path = tmp_path / "lines.txt"
     path.write_text("a\nb\n")
     source = sources.TextFiles(path)
-    with in_the_middle(monkeypatch, sources.files, "digest", lambda: source.fingerprint):
+    with in_the_middle(monkeypatch, files, "digest", lambda: source.fingerprint):
         assert in_child(lambda: sources.TextFiles(path).fingerprint.startswith("text-line-"))
 
 

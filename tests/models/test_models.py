@@ -230,6 +230,14 @@ def test_a_dimension_that_a_mesh_does_not_divide_is_named_once(caplog):
     assert "50260 would be divided" in told
 
 
+def test_a_matrix_that_no_table_names_has_no_decay_and_is_named_once(caplog):
+    tree = {"query": jnp.ones((4, 2, 2)), "scale": jnp.ones(4), "router": jnp.ones((4, 3))}
+    for _ in range(2):
+        assert decay_mask(tree) == {"query": True, "scale": False, "router": False}
+    (told,) = caplog.messages
+    assert told.startswith("'router' is not in AXES of models/parameters.py, so it has no weight")
+
+
 def count_loops(program):
     """Count the loops in a jaxpr and in all that it calls, each as often as it is called."""
     eqns = getattr(program, "jaxpr", program).eqns

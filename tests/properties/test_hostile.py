@@ -34,7 +34,7 @@ from pipeline.corpus.stored.directory import MANIFEST
 from pipeline.errors import UserError
 from pipeline.history import RunLog, audit, read_history, write_history
 from pipeline.loading.state import StateKey
-from pipeline.text.sources.source import sharded
+from pipeline.text.source import sharded
 from tests.properties import hostile
 from tests.properties.accounts import assert_batch_fits, assert_each_position_once
 from trainer.schedule import Schedule

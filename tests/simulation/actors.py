@@ -23,9 +23,8 @@ from pipeline.corpus.tasks import ABOVE, CAUSAL, GROUPS, add_parents
 from pipeline.errors import Exists, InvalidState, UserError
 from pipeline.fs import as_path, atomic_write, directory_lock
 from pipeline.fs.atomic import make_directory
-from pipeline.text import ragged
+from pipeline.text import ragged, source
 from pipeline.text.features import Feature
-from pipeline.text.sources import source
 from pipeline.text.tokenizers import Bytes
 from tests.simulation.account import join
 from tests.simulation.history import History

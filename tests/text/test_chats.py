@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from pipeline.corpus.preparing.preparation import prepare
-from pipeline.text import templates
-from pipeline.text.sources import JsonLines, Records, source
+from pipeline.text import source, templates
+from pipeline.text.sources import JsonLines, Records
 from pipeline.text.templates import Chat, Preference
 from pipeline.text.tokenizers import Bytes
 from pipeline.text.turns import WEIGHTS_OF_TURNS, read_turns

@@ -13,9 +13,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import feather, parquet
 
-from pipeline.text.sources import ArrowFiles, JsonLines, ParquetFiles, TextFiles, lines
-from pipeline.text.sources import content as contents
-from pipeline.text.sources import source as sizes
+from pipeline.text import content as contents
+from pipeline.text import lines
+from pipeline.text import source as sizes
+from pipeline.text.sources import ArrowFiles, JsonLines, ParquetFiles, TextFiles
 
 LINES = [f"line {number} é" for number in range(40)]
 TEXT = "".join(f"{line}\n" for line in LINES).encode()

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import strategies as st
 
 import pipeline
+from pipeline.text import source as sizes
 from pipeline.text.sources import Csv, open_files
-from pipeline.text.sources import source as sizes
 from pipeline.text.templates import Answer
 from pipeline.text.tokenizers import Bytes
 from tests.text.record_files import as_csv
@@ -210,4 +210,4 @@ def test_rows_of_a_dict_reader_with_too_many_cells_and_names_with_marks_are_said
     with pytest.raises(ValueError, match=r"cells without a name, \[' the rest'\].*sources\.Csv"):
         pipeline.text.sources.Records(bad)[1501]
     with pytest.raises(ValueError, match=r"its fields: '\\ufefftext', label"):
-        pipeline.text.sources.source.text_of({"\ufefftext": "a", "label": "b"}, "text")
+        pipeline.text.source.text_of({"\ufefftext": "a", "label": "b"}, "text")

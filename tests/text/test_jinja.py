@@ -9,9 +9,9 @@ import pytest
 
 from pipeline.corpus.preparing.preparation import prepare
 from pipeline.text import templates
+from pipeline.text.regions import REWRITTEN
 from pipeline.text.sources import Records
 from pipeline.text.templates import Jinja, Preference
-from pipeline.text.templates.regions import REWRITTEN
 from pipeline.text.tokenizers import HuggingFace
 from pipeline.text.turns import BESIDE_TURNS
 from pipeline.text.values import collect_notes

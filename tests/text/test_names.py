@@ -6,8 +6,8 @@ import pathlib
 import pytest
 
 from pipeline.text.config import open_source
+from pipeline.text.files import find
 from pipeline.text.sources import TextFiles, open_files
-from pipeline.text.sources.files import find
 from tests.text.record_files import make
 
 ALL = {

@@ -7,7 +7,7 @@ import pytest
 jinja2 = pytest.importorskip("jinja2")
 
 from pipeline.errors import InvalidValue, NotInstalled  # noqa: E402
-from pipeline.text.templates import sandbox  # noqa: E402
+from pipeline.text import sandbox  # noqa: E402
 
 BOMBS = [
     "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from pipeline.text import source as sizes
 from pipeline.text.config import open_source
+from pipeline.text.source import sharded
 from pipeline.text.sources import ArrowFiles, ParquetFiles, Records, open_files
-from pipeline.text.sources import source as sizes
-from pipeline.text.sources.source import sharded
 from tests.text.record_files import make
 
 RECORDS = [

@@ -13,10 +13,11 @@ import tensorflow_datasets as tfds
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from pipeline.text.sources import JsonLines, ParquetFiles, Records, TextFiles, files
-from pipeline.text.sources import source as sizes
-from pipeline.text.sources.content import describe
-from pipeline.text.sources.source import sharded, text_of
+from pipeline.text import files
+from pipeline.text import source as sizes
+from pipeline.text.content import describe
+from pipeline.text.source import sharded, text_of
+from pipeline.text.sources import JsonLines, ParquetFiles, Records, TextFiles
 from tests.properties.questions import MORE, RECORDS, write_questions
 from tests.text.record_files import compressed, make, write_array_record
 
@@ -227,3 +228,19 @@ def test_records_are_asked_for_many_at_once_where_their_source_can():
 def open_split(data_dir, split):
     builder = tfds.core.read_only_builder.builder_from_files("questions", data_dir=data_dir)
     return builder.as_data_source(split)
+
+
+def test_splits_that_are_read_together_are_told(tmp_path, caplog):
+    names = "train/a.txt", "test/a.txt", "b/train-00000.txt", "b/valid-00000.txt", "c/training.txt"
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x\n")
+    for pattern in ("**/a.txt", "b/*.txt"):
+        caplog.clear()
+        TextFiles(tmp_path / pattern)
+        assert "files of several splits are read together: 1 file of " in caplog.text
+    caplog.clear()
+    for pattern in ("train/*.txt", "test/*", "b/train*", "c/*"):
+        TextFiles(tmp_path / pattern)
+    TextFiles([tmp_path / "train/a.txt", tmp_path / "c/training.txt"])
+    assert not caplog.text

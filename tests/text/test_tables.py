@@ -7,10 +7,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from pipeline.text import source as sizes
 from pipeline.text import templates
+from pipeline.text.source import text_of
 from pipeline.text.sources import ArrowFiles, tables
-from pipeline.text.sources import source as sizes
-from pipeline.text.sources.source import text_of
 from pipeline.text.values import collect_notes
 from tests.text.record_files import save_to_disk, write_table
 

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pipeline
+from pipeline.text import source as sizes
 from pipeline.text import templates
+from pipeline.text.source import sharded
 from pipeline.text.sources import Records
-from pipeline.text.sources import source as sizes
-from pipeline.text.sources.source import sharded
 from pipeline.text.templates import Answer, Preference
 from pipeline.text.tokenizers import (
     Bytes,
@@ -376,7 +376,7 @@ def test_long_texts_have_the_tokens_that_they_have_at_once(kind, tmp_path, monke
 def test_long_texts_of_bytes_have_the_tokens_that_they_have_at_once(monkeypatch):
     for marks in MARKS:
         due = [[each.tolist() for each in Bytes(*marks).encode_batch([t])] for t in LONG_TEXTS]
-        monkeypatch.setattr("pipeline.text.tokenizers.tokenizer.LONG", 100)
+        monkeypatch.setattr("pipeline.text.tokenizer.LONG", 100)
         found = [[each.tolist() for each in Bytes(*marks).encode_batch([t])] for t in LONG_TEXTS]
         assert found == due
         monkeypatch.undo()

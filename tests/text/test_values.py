@@ -12,11 +12,11 @@ import pytest
 
 from pipeline.corpus.preparing.preparation import prepare
 from pipeline.text import templates
+from pipeline.text.markup import Markup
+from pipeline.text.source import text_of
 from pipeline.text.sources import JsonLines, Records
-from pipeline.text.sources.source import text_of
 from pipeline.text.templates import Answer, Chat, Preference
 from pipeline.text.tokenizers import Bytes
-from pipeline.text.tokenizers.markup import Markup
 from pipeline.text.values import Watched, read_json
 
 NAN = float("nan")

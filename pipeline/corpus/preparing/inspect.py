@@ -18,10 +18,10 @@ from pipeline.corpus.preparing.job import Job
 from pipeline.errors import InvalidValue, counted
 from pipeline.text import templates
 from pipeline.text.ragged import Ragged
+from pipeline.text.source import Block, Shard, with_place
 from pipeline.text.sources import Sharded
-from pipeline.text.sources.source import Block, Shard, with_place
+from pipeline.text.tokenizer import extend
 from pipeline.text.tokenizers import Tokenizer
-from pipeline.text.tokenizers.tokenizer import extend
 from pipeline.text.turns import is_empty
 from pipeline.text.values import collect_notes
 

@@ -21,10 +21,10 @@ from pipeline.errors import InvalidType, InvalidValue, require_one_of, require_t
 from pipeline.planning.identity import fingerprint_of
 from pipeline.text import templates
 from pipeline.text.features import Feature, check_features
+from pipeline.text.source import sharded
 from pipeline.text.sources import Sharded, Source
-from pipeline.text.sources.source import sharded
+from pipeline.text.template import traits_of
 from pipeline.text.templates import Template
-from pipeline.text.templates.template import traits_of
 from pipeline.text.tokenizers import Tokenizer
 
 OnError: TypeAlias = Literal["raise", "skip"]

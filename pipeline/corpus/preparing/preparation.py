@@ -45,8 +45,8 @@ from pipeline.fs.atomic import (
     remove_leftovers,
 )
 from pipeline.text.features import Feature
+from pipeline.text.source import Shard
 from pipeline.text.sources import Sharded, Source
-from pipeline.text.sources.source import Shard
 from pipeline.text.templates import Template
 from pipeline.text.tokenizers import Tokenizer
 
@@ -342,7 +342,7 @@ def _require_tokens(
         raise InvalidValue(
             f"the template gives weight 0 to every token of all {examples // job.nodes:,} "
             "records, so nothing would be learnt; give a weight to the parts of a record to train "
-            "on, such as weights={'gpt': 1.0} for the turns of that role"
+            "on; in chats, weights={'ROLE': 1.0} with the role whose turns are answers"
         )
 
 

@@ -36,7 +36,7 @@ from pipeline.errors import InvalidState, InvalidValue
 from pipeline.fs.atomic import make_directory
 from pipeline.text import ragged
 from pipeline.text.ragged import Ragged
-from pipeline.text.sources.source import Block, Shard
+from pipeline.text.source import Block, Shard
 
 # The rest of a shard is a part of its own if it has 1/REST of the examples or tokens of a full
 # part; a smaller one joins the part before it.

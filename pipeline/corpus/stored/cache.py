@@ -36,7 +36,7 @@ from pipeline.fs import objects
 from pipeline.fs.atomic import atomic_write, is_local, make_directory, open_locked, write_once
 from pipeline.fs.fork import Handles
 from pipeline.planning.identity import fingerprint_of
-from pipeline.text.sources.files import read_stamps
+from pipeline.text.files import read_stamps
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,10 @@ from etils import epath
 
 from pipeline.corpus.token_files import Lists, TokenFiles, local_copy, signs, values_of
 from pipeline.errors import InvalidValue
+from pipeline.text import files
 from pipeline.text.features import MASKS, PADDING, PROMPT, TOKENS, WEIGHTS, Feature, check_features
 from pipeline.text.ragged import require_weights
-from pipeline.text.sources import ArrowFiles, files, is_saved, saved_files
+from pipeline.text.sources import ArrowFiles, is_saved, saved_files
 
 logger = logging.getLogger(__name__)
 
@@ -259,8 +260,14 @@ def _weigh(
     weights = np.ones(int(counts.sum()), np.float32)
     for name in names:
         if name == PROMPT:
+            sizes = values_of(lists[name])
+            for row in np.flatnonzero((sizes < 0) | (sizes > counts))[:1]:
+                raise InvalidValue(
+                    f"{name} is {sizes[row]} in a row of {counts[row]:,} tokens; it must be the "
+                    "number of tokens at the start that have no loss; correct it"
+                )
             position = np.arange(len(weights)) - first.repeat(counts)
-            mask = position >= values_of(lists[name]).repeat(counts)
+            mask = position >= sizes.repeat(counts)
         else:
             mask = _mask_of(lists[name], counts, name)
         if name == labels:
@@ -270,10 +277,24 @@ def _weigh(
                     f"the labels in {name!r} are not the ids in {column!r} where there is a loss; "
                     "give labels that are not shifted, as Hugging Face has them"
                 )
+        _require_scale(mask, name)
         weights *= mask
     require_weights(weights, f"the weights of {', '.join(names)}")
     small = weights.astype(bool)
     return (small if (small == weights).all() else weights), first, counts
+
+
+def _require_scale(mask: np.ndarray, name: str) -> None:
+    """Refuses whole weights that are all 0 or one number above 1, as of a mask with 255."""
+    if (
+        mask.dtype.kind in "iu"
+        and (top := mask.max(initial=0)) > 1
+        and np.isin(mask, (0, top)).all()
+    ):
+        raise InvalidValue(
+            f"the weights of {name} are 0 and {top} alone; a mask has 1 where there is a loss. "
+            "Write 1 in its place, or floats if that weight is wanted"
+        )
 
 
 def _mask_of(lists: Lists, counts: np.ndarray, name: str) -> np.ndarray:

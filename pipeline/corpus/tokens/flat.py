@@ -11,6 +11,7 @@ import pyarrow as pa
 from etils import epath
 from pyarrow import csv
 
+from pipeline.corpus.mask_files import leave_out_masks
 from pipeline.corpus.token_files import (
     TokenFiles,
     damaged,
@@ -22,8 +23,8 @@ from pipeline.corpus.token_files import (
     signs,
 )
 from pipeline.errors import InvalidValue, require_whole
-from pipeline.text.sources import files
-from pipeline.text.sources.content import describe_binary, open_text, read_head
+from pipeline.text import files
+from pipeline.text.content import describe_binary, open_text, read_head
 
 logger = logging.getLogger(__name__)
 
@@ -83,21 +84,7 @@ def flat(
     """
     found = files.leave_out_repeats(files.find(paths))
     found = [path for path in found if not path.name.endswith(".csv.gz")]
-    masks = [path for path in found if path.name.startswith("labels_mask")]
-    found = [path for path in found if path not in masks]
-    # Those of OLMo and of datatrove.
-    named = [path.name.replace("token_ids", "labels_mask", 1) for path in found]
-    named += [f"{path.name}.loss" for path in found]
-    beside = [path.with_name(name) for path, name in zip([*found, *found], named, strict=True)]
-    masks += [mask for mask in beside if mask not in found]
-    if weights is None and (there := [path for path in masks if path.exists()]):
-        some = there[0].with_name("*.loss" if there[0].suffix == ".loss" else "labels_mask*")
-        raise InvalidValue(
-            f"{os.fspath(there[0])} says on which tokens to train; give weights="
-            f"{os.fspath(some)!r}, or weights=() to train on all"
-        )
-    if not found:
-        raise InvalidValue(f"{paths} are masks; give the files of tokens, token_ids*")
+    found = leave_out_masks(found, weights)
     opened = [_open_flat(path, dtype, require_whole("skip", skip, 0)) for path in found]
     arrays, marks = [values for values, _ in opened], {mark for _, mark in opened}
     tables = [*map(_table_of, found)]
@@ -132,7 +119,7 @@ def flat(
             )
         borders = [(edges[:-1], np.diff(edges))]
     layout = [f"{arrays[0].dtype}", end, begin, skip]
-    return divide([*found, *listed], arrays, weights or (), borders, layout)
+    return divide([*found, *listed], arrays, weights, borders, layout)
 
 
 def _open_flat(path: epath.Path, dtype: Any, skip: int) -> tuple[np.ndarray, int | None]:

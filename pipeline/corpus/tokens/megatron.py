@@ -6,6 +6,7 @@ import struct
 import numpy as np
 from etils import epath
 
+from pipeline.corpus.mask_files import leave_out_masks
 from pipeline.corpus.token_files import (
     TokenFiles,
     between,
@@ -17,7 +18,7 @@ from pipeline.corpus.token_files import (
 )
 from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import as_path
-from pipeline.text.sources import files
+from pipeline.text import files
 
 # Megatron's codes of integers; its others are floats.
 MEGATRON = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
@@ -30,22 +31,27 @@ def _index_of(prefix: epath.PathLike) -> str:
 
 
 @signs(lambda path: not path.is_dir() and as_path(_index_of(path)).exists())
-def megatron(prefixes: files.Paths) -> TokenFiles:
+def megatron(prefixes: files.Paths, *, weights: files.Paths | None = None) -> TokenFiles:
     """The documents of Megatron's indexed data sets.
 
     The prefix `data/my_text_document` stands for the files `data/my_text_document.bin` and
     `.idx`. Several sequences of a document (of `…_sentence`) are one example.
+
+    Options:
+        weights: files with a byte for each token, 1 to train on it; (): train on all tokens,
+            though there are files of masks or labels beside them.
     """
     given = [prefixes] if isinstance(prefixes, str | os.PathLike) else prefixes
     found = files.find([_index_of(each) for each in given])
     # Indices that are one file may belong to different tokens, in documents of the same sizes.
     data = files.leave_out_repeats(files.find([path.with_suffix(".bin") for path in found]))
+    data = leave_out_masks(data, weights)
     indices, arrays, borders = [path.with_suffix(".idx") for path in data], [], []
     for index, path in zip(indices, data, strict=True):
         dtype, edges = _read_index(index)
         arrays.append(read_numbers(path, dtype))
         borders.append(between(index, edges, len(arrays[-1]), of=path))
-    return divide([*indices, *data], arrays, (), borders)
+    return divide([*indices, *data], arrays, weights, borders)
 
 
 def _read_index(path: epath.Path) -> tuple[np.dtype, np.ndarray]:

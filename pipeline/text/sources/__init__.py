@@ -14,10 +14,10 @@ from etils import epath
 
 from pipeline import registry
 from pipeline.errors import InvalidValue, name_some
+from pipeline.text.files import Paths, find
+from pipeline.text.source import Records, Sharded, Source
 from pipeline.text.sources.csv_files import Csv
-from pipeline.text.sources.files import Paths, find
 from pipeline.text.sources.lines import JsonLines, TextFiles
-from pipeline.text.sources.source import Records, Sharded, Source
 from pipeline.text.sources.tables import ArrowFiles, ParquetFiles, Tables, is_saved, saved_files
 
 __all__ = [

@@ -12,9 +12,9 @@ from typing import IO, Any
 from etils import epath
 
 from pipeline.errors import InvalidType, InvalidValue
-from pipeline.text.sources import files
-from pipeline.text.sources.content import LONGEST, fail_rest, open_text, skip
-from pipeline.text.sources.source import Doubted, Piece
+from pipeline.text import files
+from pipeline.text.content import LONGEST, fail_rest, open_text, skip
+from pipeline.text.source import Doubted, Piece
 
 ADVICE = (
     "put cells with a delimiter, a quote or a line break in quotes, and double quotes in them; or "

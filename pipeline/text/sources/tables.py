@@ -16,9 +16,9 @@ from etils import epath
 from pipeline.errors import InvalidValue, counted
 from pipeline.fs.atomic import as_path, is_local
 from pipeline.fs.fork import Handles
-from pipeline.text.sources import files
-from pipeline.text.sources.content import LIMIT, RATIO
-from pipeline.text.sources.source import Piece
+from pipeline.text import files
+from pipeline.text.content import LIMIT, RATIO
+from pipeline.text.source import Piece
 from pipeline.text.values import Half, Single, decode_bytes, note
 
 logger = logging.getLogger(__name__)

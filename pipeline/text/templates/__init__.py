@@ -4,16 +4,11 @@ A template is a pure function or an instance of a dataclass, so that it has a fi
 `pipeline.text.fingerprints`.
 """
 
+from pipeline.text.encoding import encode
 from pipeline.text.fingerprints import fingerprint
-from pipeline.text.templates.answer import Answer
-from pipeline.text.templates.chat import Chat
-from pipeline.text.templates.encoding import encode
-from pipeline.text.templates.function import Function
-from pipeline.text.templates.jinja import Jinja
-from pipeline.text.templates.pair import Pair
-from pipeline.text.templates.preference import Preference
-from pipeline.text.templates.slots import Slots
-from pipeline.text.templates.template import (
+from pipeline.text.markup import Markup
+from pipeline.text.slots import Slots
+from pipeline.text.template import (
     LeftOut,
     Span,
     Template,
@@ -22,7 +17,12 @@ from pipeline.text.templates.template import (
     texts,
     traits_of,
 )
-from pipeline.text.tokenizers import Markup
+from pipeline.text.templates.answer import Answer
+from pipeline.text.templates.chat import Chat
+from pipeline.text.templates.function import Function
+from pipeline.text.templates.jinja import Jinja
+from pipeline.text.templates.pair import Pair
+from pipeline.text.templates.preference import Preference
 from pipeline.text.values import note
 
 __all__ = [
@@ -47,5 +47,5 @@ __all__ = [
 ]
 
 # Pickles, and fingerprints of functions that name them, have this name, wherever they are defined.
-for _each in (Answer, Chat, Function, Jinja, LeftOut, Pair, Preference, Slots):
+for _each in (Answer, Chat, Function, Jinja, LeftOut, Markup, Pair, Preference, Slots):
     _each.__module__ = __name__

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pipeline.errors import require_type
-from pipeline.text.templates.template import Span
-from pipeline.text.tokenizers.markup import Markup, Null, is_blank, parse_format
+from pipeline.text.markup import Markup, Null, is_blank, parse_format
+from pipeline.text.template import Span
 from pipeline.text.turns import UNANSWERED, UNASKED
 from pipeline.text.values import note
 

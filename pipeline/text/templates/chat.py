@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from pipeline.errors import InvalidValue, require_one_of
-from pipeline.text.tokenizers.markup import Markup, parse_format
+from pipeline.text.markup import Markup, parse_format
 from pipeline.text.turns import (
     BESIDE_TURNS,
     NOT_RENDERED,

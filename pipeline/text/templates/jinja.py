@@ -12,10 +12,10 @@ from etils import epath
 
 from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import as_path
-from pipeline.text.templates.regions import Conversation, strip
-from pipeline.text.templates.sandbox import compile_template, render, tell_day
-from pipeline.text.tokenizers.markup import Markup, join
-from pipeline.text.tokenizers.tokenizer import extend
+from pipeline.text.markup import Markup, join
+from pipeline.text.regions import Conversation, strip
+from pipeline.text.sandbox import compile_template, render, tell_day
+from pipeline.text.tokenizer import extend
 from pipeline.text.turns import (
     BESIDE_TURNS,
     NOT_RENDERED,

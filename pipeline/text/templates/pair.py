@@ -5,8 +5,8 @@ from typing import Any, ClassVar
 
 from pipeline.errors import InvalidValue
 from pipeline.text.fingerprints import fingerprint
-from pipeline.text.sources.source import text_of
-from pipeline.text.templates.template import Template, apply, traits_of
+from pipeline.text.source import text_of
+from pipeline.text.template import Template, apply, traits_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pipeline.errors import InvalidValue
-from pipeline.text.templates.template import LeftOut, Template, apply, check, traits_of
-from pipeline.text.tokenizers.markup import Markup, Null, is_blank, parse_format, parts_of
+from pipeline.text.markup import Markup, Null, is_blank, parse_format, parts_of
+from pipeline.text.template import LeftOut, Template, apply, check, traits_of
 from pipeline.text.turns import UNASKED
 from pipeline.text.values import note
 

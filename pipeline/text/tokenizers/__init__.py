@@ -6,10 +6,10 @@ from etils import epath
 
 from pipeline import registry
 from pipeline.errors import InvalidValue
+from pipeline.text.markup import Markup
+from pipeline.text.tokenizer import Bytes, Tokenizer, UnknownMark
 from pipeline.text.tokenizers.hugging_face import HuggingFace
-from pipeline.text.tokenizers.markup import Markup
 from pipeline.text.tokenizers.sentencepiece import SentencePiece
-from pipeline.text.tokenizers.tokenizer import Bytes, Tokenizer, UnknownMark
 from pipeline.text.tokenizers.training import train_sentencepiece
 
 __all__ = [

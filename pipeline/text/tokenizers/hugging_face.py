@@ -8,9 +8,9 @@ import numpy as np
 from etils import epath
 
 from pipeline.errors import InvalidValue, require
-from pipeline.text.tokenizers.file_tokenizer import FileTokenizer
-from pipeline.text.tokenizers.markup import is_mark
-from pipeline.text.tokenizers.tokenizer import LONG
+from pipeline.text.file_tokenizer import FileTokenizer
+from pipeline.text.markup import is_mark
+from pipeline.text.tokenizer import LONG
 
 # Characters around a cut of a long text that have to have the same tokens with it and without.
 AROUND = 512

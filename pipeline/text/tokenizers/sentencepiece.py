@@ -7,8 +7,8 @@ from typing import Any
 from etils import epath
 
 from pipeline.errors import InvalidValue, require
-from pipeline.text.tokenizers.file_tokenizer import FileTokenizer
-from pipeline.text.tokenizers.markup import is_mark
+from pipeline.text.file_tokenizer import FileTokenizer
+from pipeline.text.markup import is_mark
 
 SPACE = "\u2581"  # how a model spells a space
 

@@ -13,9 +13,9 @@ from etils import epath
 from pipeline.errors import InvalidValue, counted
 from pipeline.fs.atomic import as_path, atomic_write, directory_lock
 from pipeline.text.fingerprints import fingerprint
-from pipeline.text.sources.source import Sharded, Source, sharded, text_of, with_place
+from pipeline.text.source import Sharded, Source, sharded, text_of, with_place
+from pipeline.text.tokenizer import BEGIN, END, PAD
 from pipeline.text.tokenizers.sentencepiece import SentencePiece, library
-from pipeline.text.tokenizers.tokenizer import BEGIN, END, PAD
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pipeline.errors import InvalidValue
-from pipeline.text.templates.sandbox import BEGIN, END
+from pipeline.text.sandbox import BEGIN, END
 from pipeline.text.turns import WEIGHTS_OF_TURNS
 from pipeline.text.values import note
 

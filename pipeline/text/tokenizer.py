@@ -8,7 +8,7 @@ import numpy as np
 from etils import epath
 
 from pipeline.errors import InvalidValue
-from pipeline.text.tokenizers.markup import MEANT, parts_of
+from pipeline.text.markup import MEANT, parts_of
 from pipeline.text.values import count_bytes
 
 # The ids of marks in tokenizers that this package makes.

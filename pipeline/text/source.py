@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import as_path
-from pipeline.text.sources.content import count_lines
+from pipeline.text.content import count_lines
 from pipeline.text.values import as_text, name_fields
 
 # A shard has `SHARE` of the bytes of its source, but at least `LEAST` and at most `MOST`.

@@ -2,6 +2,7 @@
 
 import fnmatch
 import hashlib
+import itertools
 import logging
 import os
 import re
@@ -25,10 +26,13 @@ from pipeline.errors import (
 from pipeline.fs import objects
 from pipeline.fs.atomic import as_path, is_local
 from pipeline.fs.objects import ObjectPath
-from pipeline.text.sources.content import describe, read_head
-from pipeline.text.sources.source import Piece, Shard, Sharded, shard_bytes
+from pipeline.text.content import describe, read_head
+from pipeline.text.source import Piece, Shard, Sharded, shard_bytes
 
 logger = logging.getLogger(__name__)
+
+# Words of the names of files, or of their folders, that have one split of a data set.
+SPLITS = "train", "test", "valid", "validation", "val", "dev", "eval"
 
 # A fingerprint reads this many samples of a file, spread evenly; smaller files are read whole.
 SAMPLES, SAMPLE = 16, 1 << 16
@@ -208,6 +212,7 @@ def leave_out_repeats(found: Sequence[epath.Path]) -> list[epath.Path]:
         logger.warning(text, counted(len(repeats), "file"), name_some(repeats, 3))
     unique = [*once.values()]
     _warn_of_missing(unique)
+    _warn_of_splits(unique)
     return unique
 
 
@@ -219,6 +224,20 @@ def _warn_of_missing(files: Sequence[epath.Path]) -> None:
         if total and count < int(total[1]):
             text = "%s: only %s of the %s files are read; are the others missing, or left out?"
             logger.warning(text, name, count, int(total[1]))
+
+
+def _warn_of_splits(files: Sequence[epath.Path]) -> None:
+    """Warns if files have names or folders of a split for training, and others of another one."""
+    parts = [file.parts for file in files]
+    folders = [*itertools.takewhile(lambda each: len({*each}) == 1, zip(*parts, strict=False))]
+    splits = Counter[str]()
+    for names in parts:
+        words = re.findall(r"[a-z]+", "/".join(names[len(folders) :]).lower())
+        splits.update([word for word in words if word in SPLITS][:1])
+    if len(splits) > 1 and "train" in splits:
+        text = "files of several splits are read together: %s; is that wanted?"
+        counts = [f"{counted(count, 'file')} of {name!r}" for name, count in splits.items()]
+        logger.warning(text, ", ".join(counts))
 
 
 def _identify(file: epath.Path) -> Any:

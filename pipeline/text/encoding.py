@@ -7,10 +7,9 @@ import numpy as np
 from pipeline.errors import InvalidValue
 from pipeline.text.features import LOSS_WEIGHTS, TOKEN_IDS, TOKENS, WEIGHTS, Column, Feature
 from pipeline.text.ragged import Ragged
-from pipeline.text.templates.slots import Slots
-from pipeline.text.templates.template import Filled
-from pipeline.text.tokenizers import Tokenizer
-from pipeline.text.tokenizers.tokenizer import extend
+from pipeline.text.slots import Slots
+from pipeline.text.template import Filled
+from pipeline.text.tokenizer import Tokenizer, extend
 from pipeline.text.values import count_bytes, not_text
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from pipeline.errors import InvalidValue
 from pipeline.text.features import Feature
-from pipeline.text.templates.slots import Slots
+from pipeline.text.slots import Slots
 from pipeline.text.turns import UNANSWERED
 from pipeline.text.values import as_text, decode_bytes, is_inspecting, name_fields, note, watch
 

@@ -12,8 +12,8 @@ from etils import epath
 
 from pipeline.errors import InvalidValue, Missing
 from pipeline.fs.atomic import as_path, atomic_write
-from pipeline.text.tokenizers.markup import MEANT, parts_of
-from pipeline.text.tokenizers.tokenizer import UnknownMark
+from pipeline.text.markup import MEANT, parts_of
+from pipeline.text.tokenizer import UnknownMark
 
 
 class FileTokenizer:
