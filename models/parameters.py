@@ -96,7 +96,7 @@ def decay_mask(tree: Any) -> Any:
 def _say_unnamed(name: str) -> None:
     """Log once that a parameter is in no table."""
     logging.getLogger(__name__).warning(
-        "%r is not in AXES of models/parameters.py, so it has no weight decay and is whole on every "
+        "%r is not in AXES of models/parameters.py: it has no weight decay, and is whole on every "
         "device; add it there.",
         name,
     )

@@ -316,7 +316,8 @@ class Batches(StepDataset):
         """The processes of JAX that share the batches, as `sharding` says; without it, none."""
         if self.sharding is None:
             return []
-        return sorted({each.process_index for each in self.sharding.mesh.devices.flat})
+        mesh: Any = self.sharding.mesh
+        return sorted({each.process_index for each in mesh.devices.flat})
 
     def with_plans(self) -> "Batches":
         """The same batches, each with its plan: `(PlannedBatch, batch)`."""

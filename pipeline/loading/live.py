@@ -156,7 +156,7 @@ class LiveBatches:
                 f"the weights change at step {self._due:,} in the state that this process "
                 "continues, and not in that of process 0; give all processes the state of process 0"
             )
-        if word != mine:
+        if word is not None and word != mine:
             origin = origin.change(self._due, word)
             self._set(self.batches._copy(origin=origin, plan=origin.plan))
         self._due += self._every or 1

@@ -110,7 +110,7 @@ class Bucket:
         """
         rows, _, several = text.partition("x")
         lengths = tuple(map(int, several.split("/")))
-        return cls(int(rows), lengths if len(lengths) > 1 else lengths[0], tuple(names))
+        return cls(int(rows), lengths[0] if len(lengths) == 1 else lengths, tuple(names))
 
 
 class Fitted(tuple[Bucket, ...]):

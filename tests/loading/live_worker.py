@@ -156,7 +156,7 @@ def train(asked):
 
 def save(path, run, state):
     """The arrays of a run, and then the state of its loader, which marks the step as saved."""
-    table, weights, sums, losses = (np.zeros(2) if each is None else each for each in run)
+    table, weights, sums, losses = run
     arrays = {"table": np.asarray(table), "weights": weights, "sums": sums, "losses": losses}
     np.savez(path.with_suffix(".npz"), **arrays)
     part = path.with_suffix(".part")

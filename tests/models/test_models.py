@@ -235,7 +235,7 @@ def test_a_matrix_that_no_table_names_has_no_decay_and_is_named_once(caplog):
     for _ in range(2):
         assert decay_mask(tree) == {"query": True, "scale": False, "router": False}
     (told,) = caplog.messages
-    assert told.startswith("'router' is not in AXES of models/parameters.py, so it has no weight")
+    assert told.startswith("'router' is not in AXES of models/parameters.py: it has no weight")
 
 
 def count_loops(program):
