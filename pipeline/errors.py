@@ -182,6 +182,8 @@ def suggest_option(name: str, options: Collection[str]) -> str:
     >>> suggest_option("sed", ["packing", "seed"])
     "'sed'; did you mean 'seed'? The options are packing, seed"
     """
+    if not options:
+        return f"{name!r}; there is none to choose"
     near = difflib.get_close_matches(name, sorted(options), n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     return f"{name!r}{hint} The options are {', '.join(sorted(options))}"

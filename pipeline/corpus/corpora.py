@@ -80,7 +80,12 @@ class Corpora(Renumbered):
         self, hold_out: float = 0.01, *, by: str | None = None
     ) -> tuple["Corpora", "Corpora"]:
         """Two views, each `Corpora` of views of these corpora; see `AnyCorpus.split`."""
-        split = {name: corpus.split(hold_out, by=by) for name, corpus in self.corpora.items()}
+        split = {}
+        for name, corpus in self.corpora.items():
+            try:
+                split[name] = corpus.split(hold_out, by=by)
+            except InvalidValue as error:
+                raise InvalidValue(f"the corpus {name!r}: {error}") from error
         train, held_out = ({name: views[at] for name, views in split.items()} for at in (0, 1))
         return Corpora(train), Corpora(held_out)
 

@@ -198,7 +198,8 @@ class AnyCorpus:
             hold_out: the share of examples that are held out, above 0 and below 1.
             by: a feature of examples, such as the conversation, file or author of each. A hash of
                 its value decides, so examples with one value stay on one side, in any order and in
-                any other corpus. `Feature("example", key=True)` keeps texts. Default None: numbers.
+                any other corpus. `Feature("example", key=True)` keeps texts. A part that is split
+                again by a key has another hash. Default None: numbers.
         """
         from pipeline.corpus.split import Split  # which derives from this class
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Unpack
 
+import numpy as np
 from etils import epath
 
 from pipeline.corpus.corpus import Corpus, OpenOptions
@@ -18,7 +19,8 @@ class Pairs(Sides):
     """Examples of inputs and targets, for sequence to sequence; made by `prepare_pairs`.
 
     In a directory, they are the corpora `inputs` and `targets`. Targets begin with a mark, so that
-    with tokens `b t1 … tn` the decoder's inputs are `b t1 … tn-1`.
+    with tokens `b t1 … tn` the decoder's inputs are `b t1 … tn-1`. A pair with an empty side has
+    nothing to train on, or to attend to: it is in no batch, and plans count it.
 
     Args:
         inputs: a corpus of the task "inputs", which may be in place.
@@ -32,6 +34,11 @@ class Pairs(Sides):
         inputs.require_task(INPUTS)
         targets.require_task(TARGETS)
         super().__init__({INPUTS.name: inputs, TARGETS.name: targets})
+        unread = (self.lengths[:, 0] == 0) & (self.lengths[:, 1] > 0)
+        if unread.any():
+            self.lengths = np.where(unread[:, None], np.uint32(0), self.lengths)
+            self.lengths.flags.writeable = False
+            self.text_bytes = self.num_learnt = None
 
     def arguments(self) -> dict[str, Any]:
         """See `AnyCorpus`."""

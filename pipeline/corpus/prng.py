@@ -69,8 +69,8 @@ def is_held_out(numbers: np.ndarray, share: float) -> np.ndarray:
     return mix((numbers.astype(np.uint64) + np.uint64(1)) * GAMMA) < threshold(share)
 
 
-def hash_rows(values: np.ndarray) -> np.ndarray:
-    """A hash of each row of numbers `[n, …]`, whatever their dtype: uint64 [n].
+def hash_rows(values: np.ndarray, salt: int = 0) -> np.ndarray:
+    """A hash of each row of numbers `[n, …]`, whatever their dtype: uint64 [n]; one by each salt.
 
     >>> a, b = hash_rows(np.array([[3, 4]], np.uint8)), hash_rows(np.array([[3, 4]], np.int32))
     >>> int(a[0]) == int(b[0]) != int(hash_rows(np.array([[4, 3]]))[0])
@@ -83,7 +83,8 @@ def hash_rows(values: np.ndarray) -> np.ndarray:
     found = np.zeros(len(values), np.uint64)
     for column in np.ascontiguousarray(numbers).view(np.uint64).T:
         found = mix(found + GAMMA) + column * GAMMA
-    return mix(found + GAMMA)
+    found = mix(found + GAMMA)
+    return mix(found + np.array([salt], np.uint64) * GAMMA) if salt else found
 
 
 def below(bits: np.ndarray, limit: int | np.ndarray) -> np.ndarray:

@@ -13,7 +13,8 @@ class Split(View):
     """The examples of a corpus that are held out, or all others; made by `AnyCorpus.split`.
 
     Attributes:
-        numbers: the numbers of its examples in the corpus, ascending: unsigned [examples].
+        numbers: the numbers of its examples in `corpus`, ascending: unsigned [examples]. `corpus`
+            is a view itself, if that was split; `find_unsplit` gives numbers of the whole corpus.
     """
 
     kind = "split"
@@ -43,7 +44,7 @@ class Split(View):
             raise InvalidValue(
                 f"hold_out is {self.hold_out}, and by their {by or 'numbers'} none of the {of} "
                 f"{'is held out' if held_out else 'is left to train on'}; give a share nearer to "
-                "one half, such as 0.1, or split a larger corpus"
+                "one half, or split a larger corpus"
             )
         more = {} if by is None else {"by": by}
         self._describe(hold_out=self.hold_out, held_out=self.held_out, **more)
@@ -60,7 +61,7 @@ class Split(View):
                 np.packbits(
                     prng.is_held_out(some, self.hold_out)
                     if by is None
-                    else prng.hash_rows(corpus.read_examples(some, [by])[by]) < below
+                    else prng.hash_rows(corpus.read_examples(some, [by])[by], depth) < below
                 )
                 for some in prng.blocks(len(corpus))
             ]
@@ -68,8 +69,16 @@ class Split(View):
 
         if self.by is None:
             return np.frombuffer(read(), np.uint8)
-        name = fingerprint_of([corpus.fingerprint, self.by, self.hold_out])
+        # A split of a split by the same hash would hold out all examples, or none.
+        depth = _count_splits(corpus)
+        name = fingerprint_of([corpus.fingerprint, self.by, self.hold_out] + [depth] * (depth > 0))
         return np.frombuffer(corpus.cached_file(f"split-{name}.bits", read), np.uint8)
+
+
+def _count_splits(corpus: AnyCorpus) -> int:
+    """How many splits by a key are below one another in a corpus."""
+    below = max(map(_count_splits, corpus.members), default=0)
+    return below + (isinstance(corpus, Split) and corpus.by is not None)
 
 
 def _count_keys(corpus: AnyCorpus, by: str) -> int:

@@ -31,6 +31,8 @@ class View(Renumbered):
             name: value if len(f"{value}") < 100 else fingerprint_of(value)
             for name, value in options.items()
         }
+        if (parent := self.corpus.identity.get(self.kind)) is not None:  # a split of a split
+            short["parent"] = fingerprint_of(parent)
         self.identity = {**self.corpus.identity, self.kind: short}
 
     def arguments(self) -> dict[str, Any]:
@@ -39,7 +41,7 @@ class View(Renumbered):
 
     def __str__(self) -> str:
         options = self.identity[self.kind].items()
-        about = ", ".join(f"{name} {value}" for name, value in options)
+        about = ", ".join(f"{name} {value}" for name, value in options if name != "parent")
         text = f"{self.corpus}\nseen as      {type(self).__name__}: {about}"
         if np.array_equal(self.lengths, self.corpus.lengths):
             return text

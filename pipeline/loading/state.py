@@ -276,8 +276,14 @@ def differences(then: Any, now: Any) -> list[str]:
     ['seed was 3 and is now 4', 'lengths of text was a and is now not given']
     """
     old, new = (dict(flatten(each)) for each in (then, now))
+
+    def named(name: str) -> str:
+        digests = {f"{each.get(name)}".partition(" without ")[0] for each in (old, new)}
+        excludes = name.startswith("lengths") and len(digests) == 1  # see `Lengths.digest`
+        return f"exclude differs: {name}" if excludes else name
+
     return [
-        f"{name} was {old.get(name, 'not given')} and is now {new.get(name, 'not given')}"
+        f"{named(name)} was {old.get(name, 'not given')} and is now {new.get(name, 'not given')}"
         for name in dict.fromkeys([*old, *new])
         if old.get(name) != new.get(name)
     ]

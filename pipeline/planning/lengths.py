@@ -286,6 +286,11 @@ def select(exclude: Exclude, given: Any, count: int) -> np.ndarray:
     if array.min() < 0 or array.max() >= count:
         wrong = array[(array < 0) | (array >= count)][0]
         raise InvalidValue(f"exclude holds {wrong}; examples are numbered from 0 to {count - 1:,}")
+    if len(array) == count > 2 and array.max() <= 1:
+        raise InvalidValue(
+            f"exclude gives {count:,} whole numbers that are 0 or 1, one for each example; give "
+            "bools for a mask, such as mask.astype(bool), or the numbers of examples, each once"
+        )
     selected = np.zeros(count, bool)
     selected[array] = True
     return selected

@@ -97,7 +97,7 @@ class Pieces:
         self.overlong = overlong = overlong[lengths.stays[overlong]]
         if not len(overlong):
             return
-        if overflow == "error":
+        if overflow == "error" and not lengths.indivisible[overlong].any():
             raise _overlong_error(lengths.array, overlong, room)
         if not self._drops and lengths.indivisible[overlong].any():
             groups = overlong[lengths.indivisible[overlong]]

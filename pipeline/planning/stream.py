@@ -328,6 +328,8 @@ class Stream:
         pieces = self.options.cut(lengths)
         if len(pieces.table) == 1:
             silent = f" ({lengths.num_silent:,} have no loss)" if lengths.num_silent else ""
+            excluded = lengths.num_excluded - lengths.num_silent
+            silent += f" (exclude leaves out {excluded:,})" if excluded else ""
             raise InvalidValue(
                 f"none of the examples has a position to train on{silent}; a causal "
                 "example needs at least two tokens, and overflow='drop' leaves out those longer "

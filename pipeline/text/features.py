@@ -303,6 +303,15 @@ TOKEN_IDS = Feature("inputs", dtype=np.int32)
 LOSS_WEIGHTS = Feature("targets", dtype=np.float32, fill=1.0)
 OF_TOKENS = {TOKENS: TOKEN_IDS, WEIGHTS: LOSS_WEIGHTS}
 
+# Columns that say on which tokens to train, as several programs name them. The last has the number
+# of tokens of the prompt.
+PROMPT = "sources_len"
+MASKS = (
+    *("labels", "completion_mask", "assistant_masks", "assistant_mask", "loss_mask", "loss_masks"),
+    *("response_mask", "targets_loss_mask", PROMPT),
+)
+PADDING = "attention_mask"  # what is 0 in this column is padding
+
 
 class Column(NamedTuple):
     """The values of a feature of some examples, one example after another.
@@ -365,6 +374,14 @@ def split_columns(
         )
     for name in columns:
         if name not in (TOKENS, WEIGHTS, *known):
+            if name in (*MASKS, PADDING, "loss_weights"):
+                made = ": labels != -100" * (name == "labels")
+                made = made or ": 0 for tokens of the prompt, and 1" * (name == PROMPT)
+                made = made or "; or drop the padding" * (name == PADDING)
+                raise InvalidValue(
+                    f"the column {name!r} says on which tokens to train, which batches read from "
+                    f"the column 'weights' alone, a number for each token; give it as that{made}"
+                )
             raise InvalidValue(
                 f"the column {name!r} has no feature; describe it with features="
                 f"{{{name!r}: pipeline.Feature('targets')}}, or remove it"

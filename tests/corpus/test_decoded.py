@@ -314,6 +314,11 @@ def test_pictures_of_other_colours_are_converted(mode):
         (np.zeros((4, 4, 3)), r"the image is of float64 \(4, 4, 3\); give"),
         (np.zeros((3, 4, 4), np.uint8), r"the image is of uint8 \(3, 4, 4\); give"),
         (Image.new("F", (4, 4)), "mode 'F'"),
+        (b"", "the image has 0 bytes; give"),
+        (
+            b"<html>403 forbidden</html>",
+            "the image; its 26 bytes begin with b'<html>403 forbid'; g",
+        ),
     ],
 )
 def test_what_is_no_picture_of_8_bits_is_refused(image, message):

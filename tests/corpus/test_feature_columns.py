@@ -145,6 +145,9 @@ def test_what_is_joined_are_corpora_that_agree_on_features_or_have_a_fill():
     [
         ({"tokens": [[1, 2]]}, {"a": Feature("example")}, "the feature 'a' has no column"),
         ({"tokens": [[1, 2]], "a": [1]}, {}, "the column 'a' has no feature"),
+        ({"tokens": [[1, 2]], "labels": [[-100, 2]]}, {}, "as that: labels != -100"),
+        ({"tokens": [[1, 2]], "completion_mask": [[0, 1]]}, {}, "column 'weights' alone, a number"),
+        ({"tokens": [[1, 2]], "attention_mask": [[1, 1]]}, {}, "as that; or drop the padding"),
         ([[1, 2]], {"a": Feature("example")}, "features are a, but only tokens are given"),
         ({"tokens": [[1, 2]], "a": [[1]]}, {"a": Feature("inputs")}, "have shape .2,., one value"),
         ({"tokens": [[1, 2]], "a": [[1, 2]]}, {"a": Feature("example")}, "have shape .., not .2,."),

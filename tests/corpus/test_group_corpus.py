@@ -161,6 +161,8 @@ def test_groups_whose_prefix_fills_the_row_are_left_out_and_counted(caplog, advi
     if advice != {"overflow": "truncate"}:
         with pytest.raises(ValueError, match=r"groups\.truncate\(8\)"):
             load(groups, buckets=[Bucket(1, 8)])
+        with pytest.raises(ValueError, match=r"a group is never split: .*groups\.truncate\(8\)"):
+            load(groups, buckets=[Bucket(1, 8)], overflow="error")
         groups = groups.truncate(8)
         assert groups.lengths.tolist() == [8, 0, 0, 8]
         assert len(groups[1]["targets"]) == 0

@@ -60,3 +60,13 @@ def test_what_does_not_belong_together_is_refused(pairs, sides, tmp_path):
     dataset = open_dataset([str(pairs.inputs.directory.parent)])
     assert dataset.side_names == ("inputs", "targets")
     assert dataset.lengths.tolist() == pairs.lengths.tolist()
+
+
+def test_a_pair_with_an_empty_side_is_in_no_batch_and_counted(tmp_path):
+    empty = Pairs.from_arrays([[], [5, 2], [4]], [[1, 11, 2], [1, 3, 2], [1]], tmp_path)
+    assert empty.lengths.tolist() == [[0, 0], [2, 2], [0, 0]]
+    plan = pipeline.Plan(empty, [pipeline.Bucket(1, (8, 8))])
+    assert "left out: 2 examples with nothing to train on" in str(plan)
+    batch = pipeline.Batches(empty, plan)[0]
+    assert batch["targets"][batch["loss_weights"] > 0].tolist() == [3, 2]
+    assert empty.num_learnt is None

@@ -40,6 +40,17 @@ def test_failures_are_listed_with_their_place_and_counted_by_reason(tmp_path, ca
     assert "6 × it is not valid JSON, 3 × " in caplog.text
 
 
+def test_a_reason_ends_with_its_sentence_not_in_a_name(tmp_path, caplog):
+    def refuse(record):
+        if record["text"] == "b":
+            raise ValueError("the module a.b has no value. Give one")
+        return [(record["text"], 1.0)]
+
+    source = Records([{"text": "a"}, {"text": "b"}])
+    pipeline.prepare(source, Bytes(), tmp_path / "corpus", template=refuse, **OPTIONS)
+    assert caplog.text.rstrip().endswith("1 × the module a.b has no value")
+
+
 @pytest.mark.parametrize("count", [400, 2_000])  # 400 are unpacked at once
 @pytest.mark.parametrize("sample_by", ["line", "file"])
 def test_the_rest_of_a_damaged_file_is_left_out_and_listed(

@@ -106,3 +106,54 @@ def test_rows_of_csv_without_a_key_are_refused_not_put_on_one_side(tmp_path):
     (tmp_path / "a.csv").write_text("text,talk\nab,one\ncd,\n")
     with pytest.raises(ValueError, match=r"a\.csv, line 3 .*talk is '' \(str\); a key is a text"):
         prepare(Csv(tmp_path / "a.csv"), Bytes(), tmp_path / "c", features=KEY)
+
+
+def test_a_part_of_a_split_is_split_again_by_another_hash(tmp_path):
+    columns = {"tokens": [[1, 2]] * 10_000, "talk": [f"u{n // 5}" for n in range(10_000)]}
+    corpus = Corpus.from_arrays(columns, tmp_path / "corpus", features=KEY)
+    first = {share: corpus.split(share, by="talk") for share in (0.2, 0.4)}
+    for part in first[0.2]:
+        for share in (0.1, 0.25, 0.5):
+            train, held_out = part.split(share, by="talk")
+            assert abs(len(held_out) / len(part) - share) < 0.04
+            talks = [
+                {*(view.find_unsplit(np.arange(len(view)))[0] // 5)} for view in (train, held_out)
+            ]
+            assert not talks[0] & talks[1]
+            third = held_out.split(0.5, by="talk")[1]
+            assert abs(len(third) / len(held_out) - 0.5) < 0.12
+            again = make_corpus(describe(third))
+            assert again.numbers.tolist() == third.numbers.tolist()
+    # What is cached for one corpus is not read for another.
+    others = [first[share][0].split(0.5, by="talk")[0] for share in (0.2, 0.4)]
+    assert others[0].fingerprint != others[1].fingerprint
+    parts = [other.split(0.3, by="talk") for other in others]
+    assert [sum(map(len, each)) for each in parts] == [*map(len, others)]
+
+
+def test_numbers_are_those_in_the_view_that_was_split():
+    corpus = Examples([[1, n] for n in range(400)])
+    train = corpus.split(0.3)[0]
+    held_out = train.split(0.3)[1]
+    assert held_out.fingerprint != corpus.split(0.3)[1].fingerprint
+    whole, _ = held_out.find_unsplit(np.arange(len(held_out)))
+    for at, number in enumerate(held_out.numbers.tolist()):
+        tokens = {held_out[at]["targets"][0], train[number]["targets"][0], whole[at]}
+        assert len(tokens) == 1
+
+
+def test_advice_for_a_split_with_an_empty_side_does_not_name_the_share_given():
+    corpus = Examples({"tokens": [[1, 2]] * 2, "talk": [2, 3]}, features=KEY)
+    with pytest.raises(ValueError, match=r"hold_out is 0\.1.*nearer to one half, or split a large"):
+        corpus.split(0.1, by="talk")
+
+
+def test_a_corpus_without_the_key_is_named():
+    has = Examples({"tokens": [[1, 2]] * 9, "talk": range(9)}, features=KEY)
+    with pytest.raises(ValueError, match="the corpus 'b': by is 'talk'; there is none to choose;"):
+        Corpora({"a": has, "b": Examples([[1, 2]] * 9)}).split(0.5, by="talk")
+
+
+def test_a_record_without_a_key_is_not_advised_to_have_a_fill(tmp_path):
+    with pytest.raises(ValueError, match="name the feature like its field, or give the record a k"):
+        prepare(Records([{"text": "ab"}]), Bytes(), tmp_path / "a", features=KEY)

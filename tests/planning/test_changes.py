@@ -78,7 +78,7 @@ def test_the_state_is_what_is_past_and_knows_what_another_plan_would_change(corp
         (plan.after(11, seed=3), state, "seed was 3 and is now 0 from step 10 on"),
         (seeded.after(12, packing="none"), state, "packing was best_fit and is now none"),
         (seeded.after(14), state, "its plan changes here alone from step 14 on"),
-        (seeded.after(20, exclude=[1]), late, "lengths was"),
+        (seeded.after(20, exclude=[1]), late, "exclude differs: lengths was"),
         (sides("frames"), StateKey(sides("patches")).state(0), "sides was .*'patches'.*'frames'"),
     ):
         with pytest.raises(ValueError, match=f"belongs to another plan.*{sentence}"):

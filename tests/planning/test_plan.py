@@ -178,3 +178,18 @@ def test_a_misspelt_keyword_is_answered_with_the_nearest():
     ):
         with pytest.raises(TypeError, match=f"no option '{wrong}'; did you mean '{right}'"):
             make(**arguments, **{wrong: 1})
+
+
+def test_a_mask_of_whole_numbers_is_no_list_of_examples():
+    for mask in ([0, 1, 1, 0], np.array([0, 0, 0, 1], np.uint8)):
+        with pytest.raises(
+            ValueError, match=r"4 whole numbers that are 0 or 1.*mask\.astype\(bool"
+        ):
+            Plan([5, 3, 4, 2], [Bucket(1, 8)], exclude=mask)
+    plan = Plan([5, 3, 4, 2], [Bucket(1, 8)], exclude=[0, 1])
+    assert "left out: 2 examples, as asked" in str(plan)
+
+
+def test_a_plan_without_examples_says_that_exclude_left_them_out():
+    with pytest.raises(ValueError, match=r"to train on \(exclude leaves out 2\)"):
+        Plan([5, 3], [Bucket(1, 8)], exclude=[0, 1])

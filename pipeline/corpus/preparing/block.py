@@ -371,8 +371,8 @@ def _features_of(
     if name not in record or (record[name] is None and feature.fill is not None):
         if feature.fill is None:
             raise InvalidValue(
-                f"{name} is no field of it (its fields: {name_fields(record)}); name the "
-                "feature like its field, or give it a fill="
+                f"{name} is no field of it (its fields: {name_fields(record)}); name the feature "
+                f"like its field, or give {'the record a key' if feature.key else 'it a fill='}"
             )
         return [feature.filled(1 if feature.per_example else size) for size in sizes]
     value, nodes = record[name], len(sizes)

@@ -350,7 +350,7 @@ def _count_reasons(failures: Sequence[str]) -> str:
     """The number of failures of each kind: the beginning of their reasons, without numbers."""
     every = (json.loads(line)["reason"] for line in failures)
     bare = (re.sub("^it does not suit the template [^:]*: ", "", reason) for reason in every)
-    reasons = [re.split("[:;.(]", reason)[0].strip() for reason in bare]
+    reasons = [re.split(r"[:;(]|\.(?=\s|$)", reason)[0].strip() for reason in bare]
     kinds = collections.Counter(re.sub(r"[\d,]*\d", "…", reason) for reason in reasons)
     return name_some([f"{count:,} × {kind}" for kind, count in kinds.most_common()])
 

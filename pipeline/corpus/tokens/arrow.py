@@ -12,24 +12,16 @@ from etils import epath
 from pipeline.corpus.token_files import Lists, TokenFiles, local_copy, signs, values_of
 from pipeline.errors import InvalidValue
 from pipeline.text import files
-from pipeline.text.features import TOKENS, WEIGHTS, Feature, check_features
+from pipeline.text.features import MASKS, PADDING, PROMPT, TOKENS, WEIGHTS, Feature, check_features
 from pipeline.text.ragged import require_weights
 from pipeline.text.sources import ArrowFiles, is_saved, saved_files
 
 logger = logging.getLogger(__name__)
 
-# Columns that say on which ids to train, as several programs name them. The last has the number of
-# ids of the prompt.
-PROMPT = "sources_len"
-MASKS = (
-    *("labels", "completion_mask", "assistant_masks", "assistant_mask", "loss_mask", "loss_masks"),
-    *("response_mask", "targets_loss_mask", PROMPT),
-)
-# Those that are 1 where there is a loss in some programs, and in others where there is none.
+# Masks that are 1 where there is a loss in some programs, and in others where there is none.
 UNCLEAR = "prompt_mask", "input_mask"
 
-# What is 0 in this column is padding; and the lengths of the sequences that are packed into a row.
-PADDING, PACKED = "attention_mask", "seq_lengths"
+PACKED = "seq_lengths"  # the lengths of the sequences that are packed into a row
 
 # Other columns that tell sequences of a row apart: whether one begins, from the value of a token
 # and of the one before it.

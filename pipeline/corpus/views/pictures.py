@@ -54,7 +54,8 @@ def patchify(image: Any, patch: int, max_patches: int) -> tuple[np.ndarray, np.n
     Returns:
         uint8 `[patches, patch · patch · 3]`, pixels row by row; and int32 `[patches, 2]`.
 
-    Errors are those of Pillow, which refuses files that are cut or have too many pixels.
+    Errors are those of Pillow, which refuses files that are cut or have too many pixels; or a
+    `ValueError` for what is no picture, or has more than 8 bits for each colour.
     """
     picture, orientation = _open(image)
     rows, columns = _fit(*_upright(picture.size, orientation), patch, max_patches)
@@ -76,7 +77,15 @@ def _open(image: Any) -> tuple[Any, int]:
     pillow = require("PIL.Image", **EXTRA)
     picture: Any = image
     if isinstance(image, bytes):
-        picture = pillow.open(io.BytesIO(image))
+        try:
+            picture = pillow.open(io.BytesIO(image))
+        except pillow.UnidentifiedImageError as error:
+            raise InvalidValue(
+                f"Pillow cannot identify the image; its {len(image):,} bytes begin with "
+                f"{image[:16]!r}; give the bytes of a JPEG, PNG or the like"
+                if image
+                else "the image has 0 bytes; give the bytes of a JPEG, PNG or the like"
+            ) from error
     elif isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.shape[2:] == (3,):
         picture = pillow.fromarray(image)
     if not isinstance(picture, pillow.Image) or 0 in picture.size:
