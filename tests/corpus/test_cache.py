@@ -312,7 +312,7 @@ def test_processes_that_share_a_directory_keep_what_the_others_need(corpus, tmp_
     wait_for(lambda: all(caches[0].has(part) for part in range(10)))
     time.sleep(0.5)
     fetched = sum(cache.traffic["fetched"] for cache in caches)
-    assert fetched < 12.5 * max(caches[0]._sizes)
+    assert fetched < 16.5 * max(caches[0]._sizes)  # 5 of the next window may make way once
     assert all(caches[0].has(part) for part in range(10))
     windows.append(windows[0][1:])  # the first window is over
     wait_for(lambda: all(caches[0].has(part) for part in range(10, 20)))
