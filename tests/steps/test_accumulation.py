@@ -252,7 +252,7 @@ def test_an_update_without_its_weight_and_a_flush_of_another_state_are_sentences
 @pytest.mark.slow
 def test_the_program_makes_an_update_of_each_block_of_tiers(text, tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    options = {"steps": 8, "accumulate": 4, "checkpoint_every": 100}
+    options = {"steps": 8, "accumulate": 4, "checkpoint_every": 100, "batches__tiers": 4}
     run(tiny(text, **options), whole)
     _, plan = read_history(epath.Path(whole))
     assert plan.options.tiers == 4
