@@ -362,8 +362,8 @@ def test_a_step_that_failed_says_why_and_is_made_again(make, error, threads):
     ("kind", "raised"),
     [
         ("OSError", OSError),
-        ("two arguments", RuntimeError),
-        ("a lock in the batch", TypeError),
+        slow("two arguments", RuntimeError),
+        slow("a lock in the batch", TypeError),
         *(slow(kind, RuntimeError) for kind in ("a lock", "raises when read", "a class inside")),
         *(slow(kind, RuntimeError) for kind in ("SystemExit", "StopIteration")),
     ],

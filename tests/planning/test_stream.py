@@ -287,6 +287,7 @@ def traced():
     tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_windows_and_not_of_the_corpus(stored):
     with traced() as memory:
         plan = Plan(stored, LARGE, window=10_000)

@@ -120,6 +120,7 @@ def test_a_process_that_waits_in_vain_for_others_says_so(text, tmp_path):
         assert "Check failure" not in output
 
 
+@pytest.mark.slow
 def test_if_one_host_cannot_read_a_batch_all_end_with_its_sentence(text, tmp_path):
     group = start_hosts(text, tmp_path, 2, program="tests/runs/failing_train.py")
     for output in group.end_with(2, limit=90):
