@@ -13,7 +13,7 @@ def _small(request):
     Such a module uses no corpus of the whole session, which would be made with these sizes.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(processes, "_cpus", lambda: 1)  # others take seconds to start
+        patch.setattr(processes, "count_cpus", lambda: 1)  # others take seconds to start
         for name, size in getattr(request.module, "SMALL", {}).items():
             patch.setattr(source if name in ("LEAST", "BLOCK") else ragged, name, size)
         yield

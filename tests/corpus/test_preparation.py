@@ -96,7 +96,7 @@ def gone(pid):
 
 
 def test_the_corpus_is_the_same_for_any_number_of_workers(source, tmp_path, monkeypatch):
-    monkeypatch.setattr(processes, "_cpus", lambda: 3)
+    monkeypatch.setattr(processes, "count_cpus", lambda: 3)
     for workers in (0, None):
         prepare(source, Bytes(), tmp_path / f"{workers}", num_workers=workers, progress=False)
         assert contents(tmp_path / f"{workers}") == contents(tmp_path / "0")

@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from pipeline.errors import InvalidState, InvalidValue, require_whole
+from pipeline.planning.processes import count_cpus
 
 GUARD = 'guard its main part with `if __name__ == "__main__":`'
 
@@ -50,7 +51,7 @@ class Processes:
 
     def run(self, function: Callable[[Any], Any], items: Sequence[Any]) -> Generator[Any]:
         """What the function returned, as items are done; see `Engine`."""
-        number = min(_cpus() if self.number is None else self.number, len(items))
+        number = min(count_cpus() if self.number is None else self.number, len(items))
         if number < 2:
             yield from map(function, items)
             return
@@ -77,12 +78,6 @@ def refuse_import() -> None:
     """Stops a worker that imports the script that started it: it would wait forever."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise InvalidState(f"prepare was called by the import of a script: {GUARD}")
-
-
-def _cpus() -> int:
-    """The number of CPUs that this process may use, or of all if the system does not tell."""
-    allowed = getattr(os, "sched_getaffinity", None)
-    return len(allowed(0)) if allowed else os.cpu_count() or 1
 
 
 @contextlib.contextmanager
