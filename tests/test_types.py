@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import pytest
 
 import pipeline
-from pipeline.loading.batches import Batch
+from pipeline.fields.batch import Batch
 from pipeline.loading.loader import LoadOptions
 from pipeline.planning import Changes
 from pipeline.planning.options import Options, PlanOptions

@@ -16,7 +16,7 @@ import numpy as np
 
 from pipeline.errors import InvalidValue, require_one_of
 from pipeline.fields.arrays import require_planned_order
-from pipeline.text.features import EXAMPLE_ID, FIELDS
+from pipeline.fields.batch import EXAMPLE_ID, FIELDS
 
 Fields = Mapping[str, Any]
 

@@ -15,7 +15,8 @@ from pipeline.fields import (
     segment_starts,
     targets_ahead,
 )
-from pipeline.loading.batches import Batch, Batches
+from pipeline.fields.batch import Batch
+from pipeline.loading.batches import Batches
 from pipeline.loading.dynamic_context import DynamicContext
 from pipeline.loading.loader import Loader, load
 from pipeline.loading.sharding import batch_sharding, multiples, to_global

@@ -9,10 +9,11 @@ import numpy as np
 
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.side import Side
+from pipeline.fields.batch import EXAMPLE_ID, OFFSETS
 from pipeline.loading.sharding import Block
 from pipeline.planning.layout import count_before, ranges
 from pipeline.planning.planned import PlannedBatch
-from pipeline.text.features import EXAMPLE_ID, NOWHERE, Feature
+from pipeline.text.features import NOWHERE, Feature
 
 INT = np.int32
 
@@ -153,13 +154,17 @@ def collate_examples(
         planned: the batch.
         rows: ascending, int64 [n].
         room: the number of columns of features of an "example", and of a "continuation".
-        features: features of these two kinds, by name; `example_id` may be among them.
+        features: features of these two kinds, by name; and fields that a batch has on request.
 
     Returns:
-        An array `[n, room, *shape]` for each of the features.
+        An array `[n, room, *shape]` for each of the features; offsets have a column more, as
+        `find_offsets` says.
     """
     segments = _in_rows(planned, 0, rows, "continue")
-    found = corpus.read_examples(segments.example, [n for n in features if n != EXAMPLE_ID])
+    stored = [name for name in features if name in corpus.features]
+    found = corpus.read_examples(segments.example, stored)
+    if EXAMPLE_ID in features:
+        found[EXAMPLE_ID], _ = corpus.find_unsplit(segments.example)
     places = {"example": (segments.row, segments.ids - 1)}
     if "continuation" in room:
         count = np.zeros_like(segments.row)
@@ -169,13 +174,14 @@ def collate_examples(
         places["continuation"] = segments.row.repeat(count), ranges(before, count)
     fields = {}
     for name, feature in features.items():
-        if name == EXAMPLE_ID:
-            values, empty = corpus.find_unsplit(segments.example)[0], -1
+        if name in found:
+            shape = len(rows), room[feature.of], *feature.shape
+            empty = NOWHERE if name == EXAMPLE_ID else 0
+            fields[name] = np.full(shape, empty, feature.dtype)
+            fields[name][places[feature.of]] = found[name]
         else:
-            values, empty = found[name], 0
-        shape = len(rows), room[feature.of], *feature.shape
-        fields[name] = np.full(shape, empty, feature.dtype)
-        fields[name][places[feature.of]] = values
+            side = corpus.side_names.index(name.removesuffix(OFFSETS))
+            fields[name] = find_offsets(planned, side, rows, room["example"])
     return fields
 
 

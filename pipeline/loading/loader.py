@@ -23,8 +23,9 @@ from pipeline.errors import (
     require_whole,
     suggest_option,
 )
+from pipeline.fields.batch import Batch
 from pipeline.loading.ahead import ReadAhead
-from pipeline.loading.batches import A_CORPUS, Batch, Batches, Transform, phase
+from pipeline.loading.batches import A_CORPUS, Batches, Transform, phase
 from pipeline.loading.collate import Positions
 from pipeline.loading.dynamic_context import DynamicContext
 from pipeline.loading.fitting import FITTING, fit_shapes, keep_shapes
