@@ -9,7 +9,7 @@ the modules build on each other:
 - pattern: the keys of the pieces in a row; packing finds patterns (`patterns`, `packing`).
 - windows: pieces divided into windows, each packed separately (`windows`).
 - flat rows: the segments of rows one after another, in arrays (`layout`).
-- rows: the rows of windows, one after another in a seeded order, once or for ever (`stream`).
+- rows: the rows of windows, one after another in a seeded order, once or for ever (`rows`).
 - stream: the rows of one corpus under given options: the rest of an epoch, then whole epochs
   (`stream`).
 - schedule: the bucket of each step, and the rows it takes from each stream (`schedule`).

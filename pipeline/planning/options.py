@@ -13,6 +13,7 @@ import numpy as np
 from pipeline.errors import InvalidValue, require_one_of, require_whole, suggest_option
 from pipeline.planning.balance import count_units
 from pipeline.planning.bucket import Bucket, as_buckets
+from pipeline.planning.exact import MOST_SUMS
 from pipeline.planning.gaps import check_fill
 from pipeline.planning.lengths import AnyLengths, Lengths
 from pipeline.planning.packing import (
@@ -261,12 +262,13 @@ class Options:
         sizes: np.ndarray,
         buckets: Sequence[Bucket] | None = None,
         used: Sequence[int] | None = None,
-        **options: Any,
+        *,
+        exactly: bool = True,
     ) -> Packer:
         """Packs pieces of `sizes`, in units of `align` columns: int64 [sizes, sides].
 
-        `buckets` are by default those of the options, of which `used` may have rows; `options` are
-        those of the packer.
+        `buckets` are by default those of the options, of which `used` may have rows. Without
+        `exactly`, rows are never filled exactly, which takes less time.
         """
         every = self.buckets if buckets is None else buckets
         rules = Rules(
@@ -276,8 +278,10 @@ class Options:
             tuple(np.multiply(self.cost, self.align).tolist()),
             self.most_in_row,
             used,
+            # All shares of a window may take as long as one that is not divided.
+            MOST_SUMS // self.read_shares if exactly else 0,
         )
-        return PACKERS[self.packing](rules, sizes, **options)
+        return PACKERS[self.packing](rules, sizes)
 
     def cut(
         self,

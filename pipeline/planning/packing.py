@@ -49,18 +49,20 @@ class Rules:
     weights: tuple[float, ...]  # what a unit of each side counts in the fill of a row
     max_segments: int | None = None  # in a row
     used: Sequence[int] | None = None  # the numbers of the buckets that may have rows; None: all
+    sums: int = MOST_SUMS  # that exact fill may take for a histogram; 0: no way but the fastest
 
 
 class Packer(Protocol):
-    """Packs histograms into rows: `packer(rules, sizes)`, sizes in units, int64 [sizes, sides].
-
-    One that has a faster way to pack takes it with `exactly=False`, which `fit_buckets` asks for.
+    """Packs histograms into rows; `PACKERS` lists the classes that do.
 
     Attributes:
         cuts: whether segments are cut although they would fit in a row.
     """
 
     cuts: ClassVar[bool]
+
+    def __init__(self, rules: Rules, sizes: np.ndarray):
+        """`sizes` has the length of each size on each side, in units: int64 [sizes, sides]."""
 
     def pack(self, counts: np.ndarray, surplus: Sequence[int] | None = None) -> Packed:
         """The rows of a histogram, the segments of each size: int64 [sizes]; index 0 is ignored.
@@ -87,16 +89,10 @@ class BestFit:
 
     cuts: ClassVar[bool] = False
 
-    def __init__(
-        self, rules: Rules, sizes: np.ndarray, *, exactly: bool = True, sums: int = MOST_SUMS
-    ):
-        """`exactly=False` packs by best fit alone, which takes less time.
-
-        Exact fill takes up to `sums` sums.
-        """
-        self._rules, self._sizes = rules, sizes
-        self._one, self._sums = sizes.shape[1] == 1, sums
-        self._exactly = exactly and self._one and rules.max_segments is None
+    def __init__(self, rules: Rules, sizes: np.ndarray):
+        """See `Packer`."""
+        self._rules, self._sizes, self._one = rules, sizes, sizes.shape[1] == 1
+        self._exactly = rules.sums > 0 and self._one and rules.max_segments is None
         weights = (1,) if self._one else rules.weights  # by length, the fill is in units
         self._fills, self._rooms = (weigh(lengths, weights) for lengths in (sizes, rules.rooms))
         self._used = range(len(rules.rooms)) if rules.used is None else rules.used
@@ -114,7 +110,8 @@ class BestFit:
         apart = _without_surplus(surplus)
         packed = repack(placed, apart)
         if self._exactly and self._has_gaps(packed):
-            filled = self._place(counts, functools.partial(self._fill_exactly, Work(self._sums)))
+            work = Work(self._rules.sums)
+            filled = self._place(counts, functools.partial(self._fill_exactly, work))
             if filled is not None and self._is_cheaper(exact := repack(filled, apart), packed):
                 placed, packed = filled, exact
         return packed if surplus == apart else repack(placed, surplus)
@@ -244,7 +241,7 @@ class Fill(BestFit):
 
 
 # By the name of a packing, all of which `Packing` lists. With "none", `Rules.max_segments` is 1.
-PACKERS: dict[Packing, type[BestFit] | type[Fill]] = {
+PACKERS: dict[Packing, type[Packer]] = {
     "best_fit": BestFit,
     "fill": Fill,
     "none": BestFit,

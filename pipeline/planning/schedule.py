@@ -25,7 +25,8 @@ import numpy as np
 
 from pipeline.planning.options import Options
 from pipeline.planning.order import Purpose, Quota, ShortFirst, random_bits, random_key
-from pipeline.planning.stream import Rows, Stream
+from pipeline.planning.rows import Rows
+from pipeline.planning.stream import Stream
 
 # What streams are owed is counted in units of 1 / UNIT row; their pace, in units of 1 / PACE pass.
 UNIT, PACE = 1 << 64, 1 << 160

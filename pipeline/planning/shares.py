@@ -13,16 +13,14 @@ from typing import Any
 import numpy as np
 
 from pipeline.planning.balance import count_units
-from pipeline.planning.exact import MOST_SUMS
 from pipeline.planning.layout import FlatRows, OrderRows, ranges
 from pipeline.planning.lengths import NO_EXAMPLES
 from pipeline.planning.options import Options
 from pipeline.planning.order import Purpose, permutation, random_bits
 from pipeline.planning.packing import Packer
 from pipeline.planning.patterns import Packed
-from pipeline.planning.pieces import Pieces
 from pipeline.planning.processes import spread
-from pipeline.planning.stream import ORDERS, Rows
+from pipeline.planning.rows import ORDERS, Rows
 from pipeline.planning.windows import Measure, Measures, Windows, cut_runs
 
 # A process for each so many pieces to pack, which take about half a second.
@@ -49,21 +47,18 @@ ASIDE = 3
 
 
 class Groups(Windows):
-    """Windows of which each is divided into `shares` groups; a window of this class is a group.
+    """Windows divided into `options.read_shares` groups each; a window of this class is a group.
 
     Attributes:
         window_of: int64 [groups], the window of each group.
     """
 
-    def __init__(self, *given: Any, shares: int, **options: Any):
-        self._shares = shares
-        super().__init__(*given, **options)
-
     def _divide(
-        self, window: int, files: tuple[np.ndarray, np.ndarray] | None, key: int | None
+        self, options: Options, files: tuple[np.ndarray, np.ndarray] | None, key: int | None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """See `Windows`; runs are cut where a group ends."""
-        edges, file_of_run, number = cut_runs(self.pieces, window, files)
+        self._shares = options.read_shares
+        edges, file_of_run, number = cut_runs(self.pieces, options.window, files)
         place, order = self._deal_runs(edges, number, key), np.arange(len(edges) - 1)
         if key is not None:
             order = permutation(random_bits(key, Purpose.SHARES, len(order)))
@@ -136,8 +131,10 @@ class SharedWindows:
         edges: int64 [windows + 1], the first group of each window, and the end of the last.
     """
 
-    def __init__(self, groups: Groups):
-        self.groups, self.pieces, self.counts = groups, groups.pieces, groups.counts
+    def __init__(self, *given: Any, **options: Any):
+        """See `Windows`."""
+        self.groups = groups = Groups(*given, **options)
+        self.pieces, self.counts = groups.pieces, groups.counts
         self.most_segments = groups.most_segments
         self.most_continuations = groups.most_continuations
         self.edges = np.append(np.flatnonzero(np.diff(groups.window_of, prepend=-1)), len(groups))
@@ -194,27 +191,11 @@ class SharedRows(Rows):
     """The rows of windows that are divided into shares, in batches in the order of the shares."""
 
     windows: SharedWindows
+    make_windows = SharedWindows
 
-    def _make_windows(
-        self,
-        options: Options,
-        pieces: Pieces,
-        used: Sequence[int] | None,
-        files: tuple[np.ndarray, np.ndarray] | None,
-        key: int,
-    ) -> SharedWindows:
-        """See `Rows`; exact fill may take as long as in a window that is not divided."""
+    def __init__(self, *given: Any, **options: Any):
+        super().__init__(*given, **options)
         self._files_by_epoch: dict[tuple[int, bytes], list[np.ndarray | None]] = {}
-        groups = Groups(
-            pieces,
-            options.packer(pieces.table, used=used, sums=MOST_SUMS // options.read_shares),
-            options.buckets,
-            key=key if options.shuffle else None,
-            window=options.window,
-            files=files,
-            shares=options.read_shares,
-        )
-        return SharedWindows(groups)
 
     def _fill(self, epoch: int, place: int) -> list[FlatRows]:
         """See `Rows`."""

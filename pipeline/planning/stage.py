@@ -16,8 +16,7 @@ from pipeline.planning.identity import fingerprint_of
 from pipeline.planning.members import Members
 from pipeline.planning.options import LEAST_WINDOW, VERSION, Options
 from pipeline.planning.schedule import NOTHING, Mixture, Schedule, Single
-from pipeline.planning.shares import SharedRows
-from pipeline.planning.stream import Rows, Stream
+from pipeline.planning.stream import Stream
 from pipeline.planning.tiers import Tiers
 
 # The cache holds windows with this many pieces; more if needed at a time.
@@ -72,19 +71,16 @@ class Stage:
         if several:
             own = options_of_streams(own, len(self.members.corpora))
         rows = None if before is None else before.schedule.before(self.start).rows
-        make = SharedRows if own.read_shares > 1 else Rows
         streams: list[Stream] = []
         for number, (name, corpus) in enumerate(self.members.corpora.items()):
             try:
                 if number >= len(present):
                     first = int(self.members.firsts[number])
-                    stream = Stream(
-                        corpus, own, cache, name=name, by_row=several, first=first, make_rows=make
-                    )
+                    stream = Stream(corpus, own, cache, name=name, by_row=several, first=first)
                 elif self.continues or rows is None:
                     stream = present[number]
                 else:
-                    stream = present[number].after(rows[:, number], corpus, own, make)
+                    stream = present[number].after(rows[:, number], corpus, own)
             except ValueError as error:
                 raise InvalidValue(
                     f"corpus {name!r}: {error}" if several else str(error)
