@@ -12,7 +12,8 @@ the modules build on each other:
 - rows: the rows of windows, one after another in a seeded order, once or for ever (`rows`).
 - stream: the rows of one corpus under given options: the rest of an epoch, then whole epochs
   (`stream`).
-- schedule: the bucket of each step, and the rows it takes from each stream (`schedule`).
+- schedule: the bucket of each step, and the rows it takes from each stream (`schedule`, of several
+  corpora `mixture`).
 - assembly: the batches of these rows (`assembly`); `tiers` deal the rows again.
 - share: a part of the files of each window, of which a host's rows need some (`shares`).
 - stage: the steps from one on, under one set of options (`stage`).

@@ -14,8 +14,9 @@ from pipeline.planning.bucket import PAIR
 from pipeline.planning.cache import WindowCache
 from pipeline.planning.identity import fingerprint_of
 from pipeline.planning.members import Members
+from pipeline.planning.mixture import NOTHING, Mixture
 from pipeline.planning.options import LEAST_WINDOW, VERSION, Options
-from pipeline.planning.schedule import NOTHING, Mixture, Schedule, Single
+from pipeline.planning.schedule import Schedule, Single
 from pipeline.planning.stream import Stream
 from pipeline.planning.tiers import Tiers
 
