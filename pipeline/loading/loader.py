@@ -42,7 +42,7 @@ from pipeline.loading.sharding import (
 )
 from pipeline.loading.state import Saved
 from pipeline.loading.stream import WINDOW, PackedIterator, PackedStream, read_lengths
-from pipeline.loading.windows import saved_setup
+from pipeline.loading.stream_state import saved_setup
 from pipeline.planning.bucket import Bucket, as_buckets
 from pipeline.planning.figures import warn_of_overflow, warn_of_positions
 from pipeline.planning.lengths import Exclude

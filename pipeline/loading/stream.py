@@ -28,20 +28,13 @@ from pipeline.errors import (
 from pipeline.loading.batches import Batches, Transform
 from pipeline.loading.collate import Positions
 from pipeline.loading.dynamic_context import DynamicContext
+from pipeline.loading.elements import as_entries, make_examples
 from pipeline.loading.exchange import Exchange
 from pipeline.loading.iteration import StepDataset, StepIterDataset
 from pipeline.loading.prefetch import Prefetch
 from pipeline.loading.sharding import ContextOrder, parts, sharding_of
-from pipeline.loading.windows import (
-    ENDINGS,
-    Ending,
-    HostWindows,
-    Setup,
-    Window,
-    as_entries,
-    digest_of_state,
-    make_examples,
-)
+from pipeline.loading.stream_state import ENDINGS, Ending, Setup, digest_of_state
+from pipeline.loading.windows import HostWindows, Window
 from pipeline.planning.bucket import Bucket, as_shapes
 from pipeline.planning.options import BySide, Options
 from pipeline.planning.packing import Packing
@@ -142,8 +135,7 @@ class PackedStream(grain.IterDataset):
         _require_packing(plan.options, known)
         built: dict[str, Any] = {"sharding": sharding, "transform": transform}
         built |= {"positions": positions, "context_order": context_order}
-        shapes: Any = Shapes(plan.buckets)
-        self.batches = Batches(example, plan, **built)._copy(plan=shapes)
+        self.batches = Batches(example, plan, **built)._copy(plan=AllBuckets(plan.buckets))
         hosts, host = find_hosts(self.batches.sharding, [each.rows for each in plan.buckets])
         self.setup = Setup(
             batches=self.batches,
@@ -379,7 +371,7 @@ def make_blank(buckets: Sequence[Bucket], features: Mapping[str, Feature]) -> An
     return make_examples([(0, tokens | column)], features)
 
 
-class Shapes:
+class AllBuckets:
     """A plan of no batch, which uses all of its buckets."""
 
     def __init__(self, buckets: Iterable[Bucket]):
