@@ -172,15 +172,15 @@ class Batches(StepDataset):
         self.plan, corpus = plan, self.corpus
         # The columns of features of examples, and of continuations.
         self._room: dict[str, dict[Bucket, int]] = {}
-        given = max([stage.options.max_segments or 1 for stage in plan.stages], default=1)
+        least = max([stage.options.max_segments or 1 for stage in plan.stages], default=1)
         kinds = {feature.of for feature in self.features.values()}
         if "example" in kinds:
             most = plan.most_segments().items()
-            self._room["example"] = {bucket: max(count, given) for bucket, count in most}
+            self._room["example"] = {bucket: max(count, least) for bucket, count in most}
         if "continuation" in kinds:
-            each = 1 if corpus.trees is None else int(corpus.trees[:, 1].max())
+            of_group = 1 if corpus.trees is None else int(corpus.trees[:, 1].max())
             most = plan.most_continuations().items()
-            self._room["continuation"] = {b: max(count, given * each) for b, count in most}
+            self._room["continuation"] = {b: max(count, least * of_group) for b, count in most}
         self.blocks: dict[Bucket, tuple[Block, ...]] = {
             bucket: tuple(
                 slice_of_process(side.shape, *self._process)
@@ -248,7 +248,7 @@ class Batches(StepDataset):
         if self.sharding is None:
             return []
         mesh: Any = self.sharding.mesh
-        return sorted({each.process_index for each in mesh.devices.flat})
+        return sorted({device.process_index for device in mesh.devices.flat})
 
     def with_plans(self) -> "Batches":
         """The same batches, each with its plan: `(PlannedBatch, batch)`."""
@@ -343,14 +343,14 @@ class Batches(StepDataset):
 def _choose_features(corpus: AnyCorpus, names: Iterable[str] | None) -> dict[str, Feature]:
     """The features with these names; None: all of the corpus but keys."""
     if names is None:
-        return {name: each for name, each in corpus.features.items() if not each.key}
+        return {name: feature for name, feature in corpus.features.items() if not feature.key}
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise InvalidType(f"features is {names!r}; give a list of names, or () for none")
     names = list(names)
     of_segments = [EXAMPLE_ID, *(f"{side}{OFFSETS}" for side in corpus.side_names)]
     schema = Feature("example", dtype=np.int32)
-    known = {**corpus.features, **dict.fromkeys(of_segments, schema)}
-    require_known(names, known)
+    schemas = {**corpus.features, **dict.fromkeys(of_segments, schema)}
+    require_known(names, schemas)
     last = np.array([len(corpus) - 1] * bool(len(corpus)), np.int64)
     most = int(corpus.find_unsplit(last)[0].max(initial=-1)) + 1
     if EXAMPLE_ID in names and most > np.iinfo(np.int32).max:
@@ -358,7 +358,7 @@ def _choose_features(corpus: AnyCorpus, names: Iterable[str] | None) -> dict[str
             f"the corpus has {most:,} examples, too many for {EXAMPLE_ID}, which is int32; "
             "omit it from features="
         )
-    return {name: known[name] for name in names}
+    return {name: schemas[name] for name in names}
 
 
 def require_whole_sides(corpus: AnyCorpus, plan: Plan, features: Mapping[str, Feature]) -> None:

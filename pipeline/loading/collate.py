@@ -44,14 +44,14 @@ def collate(
     batch, loss = dict[str, np.ndarray](), dict[str, np.ndarray]()
     for number, (name, block) in enumerate(zip(corpus.sides, blocks, strict=True)):
         side = corpus.sides[name]
-        own = [feature for feature in features if feature in side.features]
-        aims = {feature: to for feature in own if (to := side.features[feature].to)}
+        of_side = [feature for feature in features if feature in side.features]
+        aims = {feature: to for feature in of_side if (to := side.features[feature].to)}
         pointers = {feature: corpus.side_names.index(to) for feature, to in aims.items()}
         whole = block
         if block.order is not None:  # its columns may come from anywhere in the row
             length = planned.bucket.lengths[number]
             whole = dataclasses.replace(block, columns=(0, length), order=None)
-        fields = collate_side(side, planned, number, whole, positions, own, pointers, name)
+        fields = collate_side(side, planned, number, whole, positions, of_side, pointers, name)
         if block.order is not None:
             taken = block.order[slice(*block.columns)]
             fields = {field: values[:, taken] for field, values in fields.items()}
@@ -162,9 +162,9 @@ def collate_examples(
     """
     segments = _in_rows(planned, 0, rows, "continue")
     stored = [name for name in features if name in corpus.features]
-    found = corpus.read_examples(segments.example, stored)
+    values = corpus.read_examples(segments.example, stored)
     if EXAMPLE_ID in features:
-        found[EXAMPLE_ID], _ = corpus.find_unsplit(segments.example)
+        values[EXAMPLE_ID], _ = corpus.find_unsplit(segments.example)
     places = {"example": (segments.row, segments.ids - 1)}
     if "continuation" in room:
         count = np.zeros_like(segments.row)
@@ -174,11 +174,11 @@ def collate_examples(
         places["continuation"] = segments.row.repeat(count), ranges(before, count)
     fields = {}
     for name, feature in features.items():
-        if name in found:
+        if name in values:
             shape = len(rows), room[feature.of], *feature.shape
             empty = NOWHERE if name == EXAMPLE_ID else 0
             fields[name] = np.full(shape, empty, feature.dtype)
-            fields[name][places[feature.of]] = found[name]
+            fields[name][places[feature.of]] = values[name]
         else:
             side = corpus.side_names.index(name.removesuffix(OFFSETS))
             fields[name] = find_offsets(planned, side, rows, room["example"])
@@ -295,7 +295,7 @@ def _in_columns(segments: _Segments, columns: tuple[int, int]) -> _Segments:
     left, right = columns
     cut = np.maximum(left - segments.column, 0)
     size = np.minimum(segments.column + segments.size, right) - segments.column - cut
-    parts = segments._replace(
+    cut_segments = segments._replace(
         column=segments.column + cut - left,
         start=segments.start + cut,
         position=segments.position + cut,
@@ -303,5 +303,7 @@ def _in_columns(segments: _Segments, columns: tuple[int, int]) -> _Segments:
     )
     inside = size > 0
     if inside.all():
-        return parts
-    return _Segments._make(each if isinstance(each, int) else each[inside] for each in parts)
+        return cut_segments
+    return _Segments._make(
+        field if isinstance(field, int) else field[inside] for field in cut_segments
+    )

@@ -259,8 +259,8 @@ class _Transfer:
             ]
             if self._layouts.get(bucket) != layout:
                 on = sharding_of(self._sharding, bucket.rows)
-                found = field_specs(batch, on, bucket, self._features)
-                require_specs(found, self._specs[bucket], f"the batch of step {step:,}")
+                layout_specs = field_specs(batch, on, bucket, self._features)
+                require_specs(layout_specs, self._specs[bucket], f"the batch of step {step:,}")
                 self._layouts[bucket] = layout
             return place(batch, self._specs[bucket], commit=self._commit)
 
@@ -437,8 +437,8 @@ def load(
     """
     for name in options:
         if name not in LoadOptions.__annotations__:
-            known = {*LoadOptions.__annotations__, *list_keywords(load)}
-            raise InvalidType(f"load() has no option {suggest_option(name, known)}")
+            names = {*LoadOptions.__annotations__, *list_keywords(load)}
+            raise InvalidType(f"load() has no option {suggest_option(name, names)}")
     if isinstance(corpus, PackedStream):
         return _continue(
             StreamLoader(corpus, prefetch=prefetch, timeout_seconds=timeout_seconds), state
@@ -451,13 +451,13 @@ def load(
             "of the two"
         )
     if isinstance(corpus, grain.MapDataset | grain.IterDataset):
-        given: dict[str, Any] = {"sharding": sharding, "transform": transform}
-        given |= {"context_order": context_order, "features": features, **options}
-        given |= {"positions": positions} if positions is not None else {}
-        given |= {"num_epochs": num_epochs} if num_epochs is not None else {}
-        given |= {"num_threads": num_threads} if num_threads != 1 else {}
-        given |= {"changes_every": changes_every} if changes_every is not None else {}
-        stream = _make_stream(corpus, buckets, given, state)
+        keywords: dict[str, Any] = {"sharding": sharding, "transform": transform}
+        keywords |= {"context_order": context_order, "features": features, **options}
+        keywords |= {"positions": positions} if positions is not None else {}
+        keywords |= {"num_epochs": num_epochs} if num_epochs is not None else {}
+        keywords |= {"num_threads": num_threads} if num_threads != 1 else {}
+        keywords |= {"changes_every": changes_every} if changes_every is not None else {}
+        stream = _make_stream(corpus, buckets, keywords, state)
         loader = StreamLoader(stream, prefetch=prefetch, timeout_seconds=timeout_seconds)
         return _continue(loader, state)
     sharding = None if sharding is None else batch_sharding(sharding)
@@ -532,24 +532,25 @@ INSTEAD = {
 
 
 def _make_stream(
-    dataset: Any, buckets: Any, given: dict[str, Any], state: dict[str, Any] | None
+    dataset: Any, buckets: Any, keywords: dict[str, Any], state: dict[str, Any] | None
 ) -> PackedStream:
     """The stream of a data set, with the options of `load`."""
-    known = list_keywords(PackedStream)
-    for name in given:
-        if name in INSTEAD or name not in (*known, *FITTING):
+    names = list_keywords(PackedStream)
+    for name in keywords:
+        if name in INSTEAD or name not in (*names, *FITTING):
             way = INSTEAD.get(name, "only a plan has it: prepare the data as a corpus")
             raise InvalidValue(f"{name} is given for a Grain data set; {way}")
-    sharding = None if given["sharding"] is None else batch_sharding(given["sharding"])
-    options = select_options(known, given)
+    sharding = None if keywords["sharding"] is None else batch_sharding(keywords["sharding"])
+    options = select_options(names, keywords)
     fitted = None
     if buckets is None and state is not None:
         of_state, saved = saved_setup(state)
-        buckets, fitted = keep_shapes(of_state, given, sharding, given["context_order"])
+        buckets, fitted = keep_shapes(of_state, keywords, sharding, keywords["context_order"])
         options = saved | options
     elif buckets is None:
-        lengths = read_lengths(dataset, given["features"], given.get("window", WINDOW), sharding)
-        buckets, fitted = fit_shapes(lengths, sharding, given["context_order"], given)
+        window = keywords.get("window", WINDOW)
+        lengths = read_lengths(dataset, keywords["features"], window, sharding)
+        buckets, fitted = fit_shapes(lengths, sharding, keywords["context_order"], keywords)
     stream = PackedStream(dataset, buckets, **options)
     stream.setup = dataclasses.replace(stream.setup, fitted=fitted)
     return stream

@@ -69,9 +69,9 @@ class Setup:
         """Everything but the data and the process on which batches depend, as JSON."""
         names = ("buckets", "packing", "overflow", "max_segments", "align", "cost", "seed")
         options = self.options.as_json((*names, "attention", "width"))
-        own = {"window": self.window, "ending": self.ending, "hosts": len(self.hosts)}
+        of_stream = {"window": self.window, "ending": self.ending, "hosts": len(self.hosts)}
         versions = {"stream": VERSION, "plan": PLAN_VERSION}
-        return {**versions, **options, **own, "positions": self.batches.positions}
+        return {**versions, **options, **of_stream, "positions": self.batches.positions}
 
     def rows_of(self, bucket: Bucket) -> np.ndarray:
         """The rows of a batch that this process has: int64, ascending."""

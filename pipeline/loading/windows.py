@@ -49,19 +49,19 @@ def pack_rows(spans: np.ndarray, options: Options, buckets: Sequence[Bucket]) ->
         none = np.zeros(0, np.int64)
         return [FlatRows(none, spans[:0], none) for _ in buckets]
     pieces = options.cut(spans[:, 2:])
-    keys, found = pieces.keys(0, len(pieces)), list[FlatRows]()
+    keys, rows = pieces.keys(0, len(pieces)), list[FlatRows]()
     packer = options.packer(pieces.table, buckets)
     packed = packer.pack(np.bincount(keys, minlength=len(pieces.table)))
     by_key = sort_by_group(keys, None)[np.count_nonzero(keys == 0) :]
     for times, columns in lay_out(packed, by_key, lambda _, times, first: np.arange(len(times))):
-        number, parts = columns[:, 0], columns[:, 2:] if columns.shape[1] > 1 else None
+        number, cut_sizes = columns[:, 0], columns[:, 2:] if columns.shape[1] > 1 else None
         span, start, sizes = pieces.locate(number)
-        if parts is not None:  # pieces that are cut
-            start, sizes = start + columns[:, 1], parts
+        if cut_sizes is not None:  # pieces that are cut
+            start, sizes = start + columns[:, 1], cut_sizes
         segments = np.column_stack([spans[span, 0], spans[span, 1] + start, sizes])
-        costs = sum_rows(pieces.costs(number, parts), times)
-        found.append(FlatRows(times, segments, costs))
-    return found
+        costs = sum_rows(pieces.costs(number, cut_sizes), times)
+        rows.append(FlatRows(times, segments, costs))
+    return rows
 
 
 def order_rows(rows: FlatRows, carried: int) -> np.ndarray:
@@ -239,9 +239,9 @@ class HostWindows:
                 f"element {numbers[over][0]:,} has {seen} positions, more than the longest bucket, "
                 f"{longest}; give a longer bucket, or overflow='truncate' or 'drop'"
             )
-        kept = self._setup.options.cut(lengths).positions_per_example()
-        fresh = np.column_stack([numbers, 0 * numbers, kept])
-        return np.concatenate([self._carried, fresh]), int((lengths - kept).sum())
+        stay = self._setup.options.cut(lengths).positions_per_example()
+        fresh = np.column_stack([numbers, 0 * numbers, stay])
+        return np.concatenate([self._carried, fresh]), int((lengths - stay).sum())
 
     # ---- packing
 

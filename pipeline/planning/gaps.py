@@ -150,9 +150,9 @@ def remove_rows(chains: Sequence[Chain], rows: int, cuts: Cuts) -> tuple[list[Ch
         if times > gone:
             stay.append(_repeat(chain, times - gone))
     if rows:
-        place = next(n for n, chain in enumerate(stay) if len(chain) > rows)
-        chain = _repeat(stay[place], 1)
-        stay[place] = _repeat(stay[place], stay[place][0].rows - 1)
+        index = next(n for n, chain in enumerate(stay) if len(chain) > rows)
+        chain = _repeat(stay[index], 1)
+        stay[index] = _repeat(stay[index], stay[index][0].rows - 1)
         stay.append(_end(chain[: len(chain) - rows], cuts))
         moved += cuts.count_documents(chain) - cuts.count_documents(stay[-1])
     return [chain for chain in stay if count_rows(chain)], moved

@@ -141,8 +141,8 @@ class Mixture(Schedule):
         begun = self._epochs_after(self._begin.counters.rows)
         of_streams = itertools.zip_longest(self._weights, begun, taken.offsets)
         self._offsets = [
-            (taken.epoch - own if offset is None else offset) if weight else None
-            for weight, own, offset in of_streams
+            (taken.epoch - begun_epoch if offset is None else offset) if weight else None
+            for weight, begun_epoch, offset in of_streams
         ]
 
     @property
@@ -175,13 +175,13 @@ class Mixture(Schedule):
 
     def _interval(self, step: int) -> Interval:
         while True:
-            known = self._intervals
-            end = known[-1].end if known else self.start
+            intervals = self._intervals
+            end = intervals[-1].end if intervals else self.start
             if end is None or step < end:
-                starts = [interval.start for interval in known]
-                return known[bisect.bisect_right(starts, step) - 1]
-            begin = known[-1].progress(end) if known else self._begin
-            self._intervals = (*known, self._next_interval(end, begin))
+                starts = [interval.start for interval in intervals]
+                return intervals[bisect.bisect_right(starts, step) - 1]
+            begin = intervals[-1].progress(end) if intervals else self._begin
+            self._intervals = (*intervals, self._next_interval(end, begin))
 
     def _next_interval(self, start: int, begin: Progress) -> Interval:
         """The interval from a step on.

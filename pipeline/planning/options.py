@@ -126,8 +126,8 @@ def whole_by_side(
 def as_costs(cost: Any, names: Sequence[str]) -> tuple[float, ...]:
     """What a position of each side costs, checked; whole numbers are integers."""
     costs = by_side("cost", cost, names)
-    known = all(isinstance(number, int | float | np.number) for number in costs)
-    if not known or not any(costs) or not all(0 <= number < MOST_COST for number in costs):
+    numeric = all(isinstance(number, int | float | np.number) for number in costs)
+    if not numeric or not any(costs) or not all(0 <= number < MOST_COST for number in costs):
         raise InvalidValue(
             f"cost is {cost!r}; it must be a number of at least 0, and below {MOST_COST:g}, for "
             "each side, and above 0 for one: 0 for a side that costs nothing, such as a number of "
@@ -350,10 +350,10 @@ def as_phases(weights: Weights, names: Sequence[str]) -> list[tuple[int, dict[st
     for number, (start, shares) in enumerate(given):
         expected = names if number == len(given) - 1 else names[: len(shares)]
         if set(shares) != set(expected) or (phases and len(shares) < len(phases[-1][1])):
-            seen, known = (", ".join(map(str, some)) or "nothing" for some in (shares, names))
+            seen, corpora = (", ".join(map(str, some)) or "nothing" for some in (shares, names))
             raise InvalidValue(
                 f"the weights from step {start:,} on are for {seen}, and "
-                f"the corpora are {known}; give each a weight, perhaps 0 (a corpus that "
+                f"the corpora are {corpora}; give each a weight, perhaps 0 (a corpus that "
                 "joins later comes after the others, and every phase from then on names it)"
             )
         exact = {name: _as_fraction(shares[name]) for name in expected}

@@ -122,11 +122,11 @@ def deal(
     first = min(first, len(segments))
     last = (len(segments) - first) % rows_per_batch
     bits, rows, samples = draw(Purpose.ROWS, len(segments)), np.arange(len(segments)), []
-    for own in (bits[:first], bits[len(bits) - last :]):
-        edges = np.arange(len(own) + 1) * len(rows) // max(len(own), 1)
-        within = (own >> np.uint64(33)).astype(np.int64)
+    for sample_bits in (bits[:first], bits[len(bits) - last :]):
+        edges = np.arange(len(sample_bits) + 1) * len(rows) // max(len(sample_bits), 1)
+        within = (sample_bits >> np.uint64(33)).astype(np.int64)
         places = edges[:-1] + (within * np.diff(edges) >> 31)
-        samples.append(shuffle(rows[places], own << np.uint64(32)))
+        samples.append(shuffle(rows[places], sample_bits << np.uint64(32)))
         rows = np.setdiff1d(rows, rows[places], assume_unique=True)
     strata = rows.reshape(rows_per_batch, -1)
     bits = bits[first : len(bits) - last].reshape(strata.shape)
@@ -198,13 +198,13 @@ class Quota:
 
     def between(self, begin: int, end: int) -> list[tuple[int, int, int]]:
         """The takers of places `begin` to `end`: (taker, places before `begin`, before `end`)."""
-        found, takers, nodes = [], self._takers, self._nodes
+        ranges, takers, nodes = [], self._takers, self._nodes
         todo = [(self._root, self._first + begin, self._first + end)]
         while todo:
             node, begin, end = todo.pop()
             if node < takers:
                 skipped = self._skipped[node]
-                found.append((node, begin - skipped, end - skipped))
+                ranges.append((node, begin - skipped, end - skipped))
                 continue
             left, right, share, whole, more = nodes[node - takers]
             low, high = (begin * share + more) // whole, (end * share + more) // whole
@@ -214,8 +214,8 @@ class Quota:
                 todo.append((left, low, high))
             if begin - low < end - high:
                 todo.append((right, begin - low, end - high))
-        found.sort()
-        return found
+        ranges.sort()
+        return ranges
 
     def before(self, place: int) -> list[int]:
         """The number of places below `place` that each taker has; the sum is `place`."""

@@ -75,8 +75,8 @@ class Remaining:
 
     def longest(self, room: int) -> int:
         """The size of the longest segment that fits into `room`; 0 if there is none."""
-        place = bisect.bisect_right(self._sizes, room)
-        return self._sizes[place - 1] if place else 0
+        index = bisect.bisect_right(self._sizes, room)
+        return self._sizes[index - 1] if index else 0
 
     def take(self, size: int, times: int = 1) -> None:
         """Takes some segments of a size."""
@@ -122,11 +122,11 @@ def best_fit(
     # row to its entries. Bit r of `rooms`, which are words of 2**SHIFT bits, is set if the entries
     # of room r are not empty, and bit w of `words` if word w is not 0.
     open_rows: dict[int, list] = {}
-    found: list[Pattern] = []
+    patterns: list[Pattern] = []
     rooms, words = [0] * ((length >> SHIFT) + 1), 0
     # Planning spends most of its time in this loop, so it calls few functions and makes patterns by
     # `tuple.__new__`.
-    there: list | None
+    entries: list | None
     new, free = tuple.__new__, 0
     some = np.flatnonzero(counts[1 : length + 1])[::-1] + 1
     remaining = []
@@ -140,46 +140,47 @@ def best_fit(
                 fitting = rooms[free]
                 free = (free << SHIFT) + (fitting & -fitting).bit_length() - 1
             if fitting:
-                there = open_rows[free]
-                pieces, segments, rows = there[-1]
-                each = free // size
-                if each > limit - segments:
-                    each = limit - segments
-                full = count // each
+                entries = open_rows[free]
+                pieces, segments, rows = entries[-1]
+                times = free // size
+                if times > limit - segments:
+                    times = limit - segments
+                full = count // times
                 full = rows if full > rows else full
-                part = rows > full and count > full * each
+                part = rows > full and count > full * times
                 if stay := rows - full - part:
-                    there[-1] = pieces, segments, stay
+                    entries[-1] = pieces, segments, stay
                 else:
-                    there.pop()
-                    if not there:
+                    entries.pop()
+                    if not entries:
                         rooms[free >> SHIFT] ^= 1 << (free & MASK)
                         if not rooms[free >> SHIFT]:
                             words ^= 1 << (free >> SHIFT)
             elif may_open[size]:
-                each = length // size
-                if each > limit:
-                    each = limit
+                times = length // size
+                if times > limit:
+                    times = limit
                 pieces, segments, free = (), 0, length
-                full = count // each
-                part = count > full * each
+                full = count // times
+                part = count > full * times
             else:
                 break
             if full:
-                more, left = segments + each, free - each * size
-                count -= full * each
+                more, left = segments + times, free - times * size
+                count -= full * times
                 if not left or more == limit:
-                    found.append(new(Pattern, ((*pieces, (size, each)), full, length - left, more)))
-                elif there := open_rows.get(left):
-                    there.append(((*pieces, (size, each)), more, full))
+                    row = ((*pieces, (size, times)), full, length - left, more)
+                    patterns.append(new(Pattern, row))
+                elif entries := open_rows.get(left):
+                    entries.append(((*pieces, (size, times)), more, full))
                 else:
-                    open_rows[left] = [((*pieces, (size, each)), more, full)]
+                    open_rows[left] = [((*pieces, (size, times)), more, full)]
                     rooms[left >> SHIFT] |= 1 << (left & MASK)
                     words |= 1 << (left >> SHIFT)
-            if part:  # fewer than `each` remain, for one more row
+            if part:  # fewer than `times` remain, for one more row
                 left = free - count * size
-                if there := open_rows.get(left):
-                    there.append(((*pieces, (size, count)), segments + count, 1))
+                if entries := open_rows.get(left):
+                    entries.append(((*pieces, (size, count)), segments + count, 1))
                 else:
                     open_rows[left] = [((*pieces, (size, count)), segments + count, 1)]
                     rooms[left >> SHIFT] |= 1 << (left & MASK)
@@ -189,5 +190,5 @@ def best_fit(
     counts[some] = remaining
     for free in sorted(open_rows):
         for pieces, segments, rows in open_rows[free]:
-            found.append(new(Pattern, (pieces, rows, length - free, segments)))
-    return found
+            patterns.append(new(Pattern, (pieces, rows, length - free, segments)))
+    return patterns

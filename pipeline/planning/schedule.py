@@ -158,9 +158,9 @@ class Single(Schedule):
 
     def _epoch_at(self, step: int) -> Epoch:
         times, (first, rows, batches, steps, before) = self._find(step)
-        start, kept = first + times * steps, self._epochs
-        if known := [epoch for epoch in kept if epoch.start == start]:
-            return known[0]
+        start, epochs = first + times * steps, self._epochs
+        if same := [epoch for epoch in epochs if epoch.start == start]:
+            return same[0]
         phase = 0
         if self._options.shuffle:
             key = random_key(self._options.seed, "buckets", rows.repeats)
@@ -169,7 +169,7 @@ class Single(Schedule):
         quota, begin = Quota(batches.tolist(), first=phase), rows.start + times * rows.counts
         order = self._order(quota, self._passes[-1].steps, end=steps)
         epoch = Epoch(start, order, before + times * batches, begin, begin + rows.counts)
-        self._epochs = (epoch, *kept[: KEPT - 1])
+        self._epochs = (epoch, *epochs[: KEPT - 1])
         return epoch
 
     def at(self, step: int) -> tuple[int, list[tuple[int, int, int]]]:

@@ -59,13 +59,13 @@ class Groups(Windows):
         """See `Windows`; runs are cut where a group ends."""
         self._shares = options.read_shares
         edges, file_of_run, number = cut_runs(self.pieces, options.window, files)
-        place, order = self._deal_runs(edges, number, key), np.arange(len(edges) - 1)
+        window_of_run, order = self._deal_runs(edges, number, key), np.arange(len(edges) - 1)
         if key is not None:
             order = permutation(random_bits(key, Purpose.SHARES, len(order)))
-        order = order[place[order].argsort(kind="stable")]
-        of_windows = np.split(order, np.bincount(place, minlength=number).cumsum()[:-1])
-        parts = [self._cut(edges, runs, n * self._shares) for n, runs in enumerate(of_windows)]
-        begins, groups, runs = np.concatenate(parts, axis=1)
+        order = order[window_of_run[order].argsort(kind="stable")]
+        of_windows = np.split(order, np.bincount(window_of_run, minlength=number).cumsum()[:-1])
+        cuts = [self._cut(edges, runs, n * self._shares) for n, runs in enumerate(of_windows)]
+        begins, groups, runs = np.concatenate(cuts, axis=1)
         sort = begins.argsort()
         self.window_of = np.unique(groups) // self._shares
         file = None if file_of_run is None else file_of_run[runs[sort]]
@@ -169,14 +169,14 @@ class SharedWindows:
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         """See `PackedWindows`; rows are in the order of the groups, and ordered within each."""
         groups, begin = self.groups_of(window), 0
-        parts = list[list[tuple[np.ndarray, np.ndarray]]]()
+        of_groups = list[list[tuple[np.ndarray, np.ndarray]]]()
         for group in groups:
             end = begin + self.groups.sizes[group]
-            own = None if bits is None else bits[begin:end]
-            parts.append(self.groups.lay_out(group, own, order_rows))
+            group_bits = None if bits is None else bits[begin:end]
+            of_groups.append(self.groups.lay_out(group, group_bits, order_rows))
             begin = end
         laid_out = list[tuple[np.ndarray, np.ndarray]]()
-        for of_shape in zip(*parts, strict=True):
+        for of_shape in zip(*of_groups, strict=True):
             times, segments = zip(*of_shape, strict=True)
             laid_out.append((np.concatenate(times), np.concatenate(segments)))
         return laid_out
@@ -260,7 +260,7 @@ class SharedRows(Rows):
             first = rows.segments[rows.times.cumsum() - rows.times, 0]
             order[stratum.argsort(kind="stable")] = np.lexsort((first, of_rows))
             return order
-        near, own = draw(Purpose.ROWS, 2 * count, bucket=shape).reshape(2, -1)
+        near, row_bits = draw(Purpose.ROWS, 2 * count, bucket=shape).reshape(2, -1)
         sizes = np.bincount(stratum, minlength=units)
         near = (near >> np.uint64(32)) * sizes.repeat(sizes).astype(np.uint64) >> np.uint64(32)
         ranked, rank = np.lexsort((-rows.costs, of_rows)), ranges(0 * sizes, sizes)
@@ -272,7 +272,7 @@ class SharedRows(Rows):
         shared = draw(Purpose.MATCHED, int(number.max(initial=0)) // parts + 2, bucket=shape)
         turned = TURNS[(np.arange(units) + int(shared[-1] >> np.uint64(62))) % len(TURNS)]
         part = (number + turned[stratum]) % parts
-        bits = np.where(part == 0, shared[number // parts], own)
+        bits = np.where(part == 0, shared[number // parts], row_bits)
         order[np.lexsort((bits, part, stratum))] = ranked
         return order
 
@@ -286,8 +286,8 @@ class SharedRows(Rows):
         key = epoch, b"".join(some.tobytes() for some in mine)
         if key not in self._files_by_epoch:
             windows, _ = self._order(epoch)
-            found = [self._find_files(epoch, place, mine) for place in range(len(windows))]
-            self._files_by_epoch[key] = found
+            of_windows = [self._find_files(epoch, place, mine) for place in range(len(windows))]
+            self._files_by_epoch[key] = of_windows
             for oldest in list(self._files_by_epoch)[:-ORDERS]:
                 self._files_by_epoch.pop(oldest, None)
         return self._files_by_epoch[key]
@@ -309,8 +309,8 @@ class SharedRows(Rows):
             np.add.at(covers, ends.searchsorted(first, side="right"), 1)
             np.add.at(covers, ends.searchsorted(last - 1, side="right") + 1, -1)
             needed |= (covers.cumsum()[:-1] > 0) & (of_groups > 0)
-        found = [files[groups.start + n] for n in np.flatnonzero(needed)]
-        return np.unique(np.concatenate(found)) if found else NO_EXAMPLES
+        needed_files = [files[groups.start + n] for n in np.flatnonzero(needed)]
+        return np.unique(np.concatenate(needed_files)) if needed_files else NO_EXAMPLES
 
     def _find_rows(
         self, shape: int, begin: int, end: int, mine: np.ndarray

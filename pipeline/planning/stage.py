@@ -68,20 +68,22 @@ class Stage:
         """The stream of each corpus, of which the first ones go on from those `before`."""
         present = () if before is None else before.streams
         cache = present[0].cache if present else WindowCache(CACHED)
-        own, several = self.options, self.members.several
+        stream_options, several = self.options, self.members.several
         if several:
-            own = options_of_streams(own, len(self.members.corpora))
+            stream_options = options_of_streams(stream_options, len(self.members.corpora))
         rows = None if before is None else before.schedule.before(self.start).rows
         streams: list[Stream] = []
         for number, (name, corpus) in enumerate(self.members.corpora.items()):
             try:
                 if number >= len(present):
                     first = int(self.members.firsts[number])
-                    stream = Stream(corpus, own, cache, name=name, by_row=several, first=first)
+                    stream = Stream(
+                        corpus, stream_options, cache, name=name, by_row=several, first=first
+                    )
                 elif self.continues or rows is None:
                     stream = present[number]
                 else:
-                    stream = present[number].after(rows[:, number], corpus, own)
+                    stream = present[number].after(rows[:, number], corpus, stream_options)
             except ValueError as error:
                 raise InvalidValue(
                     f"corpus {name!r}: {error}" if several else str(error)

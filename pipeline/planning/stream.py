@@ -194,10 +194,10 @@ class Stream:
         """
         assert self.lengths.files is not None, "the corpus has files"
         every = np.arange(len(self.lengths.files))
-        known = itertools.chain.from_iterable(
+        of_windows = itertools.chain.from_iterable(
             source.files_from(rows, mine) for source in self.passes
         )
-        return [every if files is None else files for files in known]
+        return [every if files is None else files for files in of_windows]
 
 
 def expected_positions(streams: Sequence[Stream], epoch: int) -> tuple[np.ndarray, np.ndarray]:

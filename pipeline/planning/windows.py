@@ -138,8 +138,9 @@ class Windows:
         """
         self.pieces, self._measure, buckets = pieces, Measure.of(pieces), options.buckets
         self._packer = options.packer(pieces.table, used=used)
-        self._edges, place, file_of_run = self._divide(options, files, key)
-        runs = np.split(place.argsort(kind="stable"), np.bincount(place).cumsum()[:-1])
+        self._edges, window_of_run, file_of_run = self._divide(options, files, key)
+        ends = np.bincount(window_of_run).cumsum()
+        runs = np.split(window_of_run.argsort(kind="stable"), ends[:-1])
         self._runs = [of_window for of_window in runs if len(of_window)]
         self.files: list[np.ndarray] | None = None
         if file_of_run is not None and len(self) > 1:
@@ -155,13 +156,13 @@ class Windows:
         self._surplus = np.zeros((len(self), len(buckets)), np.int64)
         self._packed: dict[int, Packed] = {}
 
-        def note(window: int, found: Measures) -> None:
-            self.rows[:, window], self.real[:, window] = found.rows, found.real
-            self.cuts[window] = found.cuts
-            np.maximum(most_in_row, found.most, out=most_in_row)
+        def note(window: int, measures: Measures) -> None:
+            self.rows[:, window], self.real[:, window] = measures.rows, measures.real
+            self.cuts[window] = measures.cuts
+            np.maximum(most_in_row, measures.most, out=most_in_row)
 
-        for window, found in enumerate(self._measure_all()):
-            note(window, found)
+        for window, measures in enumerate(self._measure_all()):
+            note(window, measures)
         # Of a single window, `pack` finds the surplus.
         for index, bucket in enumerate(buckets[:-1] if len(self) > 1 else ()):
             missing = int(self.rows[index].sum()) % bucket.rows
@@ -208,11 +209,11 @@ class Windows:
             sums[begin:end] = np.add.reduceat(keys, within, dtype=np.int64)
         strata = -(-runs // number)
         bits = random_bits(key, Purpose.WINDOWS, strata * number).reshape(strata, number)
-        place = np.empty(runs, np.int64)
-        place[np.argsort(sums / np.diff(edges), kind="stable")] = np.concatenate(
+        windows = np.empty(runs, np.int64)
+        windows[np.argsort(sums / np.diff(edges), kind="stable")] = np.concatenate(
             [permutation(of_stratum) for of_stratum in bits]
         )[:runs]
-        return place
+        return windows
 
     def keys(self, window: int) -> np.ndarray:
         """The keys of the pieces of a window."""
