@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import pytest
 
 import pipeline
-from pipeline.loading.loader import LoadOptions
+from pipeline.loading.from_options import LoadOptions
 from pipeline.planning import Changes
 from pipeline.planning.options import Options, PlanOptions
 from tests.pages import SNIPPETS

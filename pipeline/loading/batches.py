@@ -31,11 +31,11 @@ from pipeline.loading.sharding import (
     ContextOrder,
     batch_sharding,
     block_of_sharding,
-    field_specs,
     sharding_of,
     slice_of_process,
 )
 from pipeline.loading.state import StateKey
+from pipeline.loading.transfer import field_specs
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.identity import fingerprint_of
 from pipeline.planning.plan import Plan

@@ -33,7 +33,8 @@ from pipeline.history.progress import Progress
 from pipeline.history.step_files import StepFiles
 from pipeline.loading.collate import Positions
 from pipeline.loading.dynamic_context import DynamicContext
-from pipeline.loading.loader import Loader, OrderedOptions, load
+from pipeline.loading.from_options import OrderedOptions, load
+from pipeline.loading.loader import Loader
 from pipeline.loading.sharding import batch_sharding, multiples
 from pipeline.loading.state import differences
 from pipeline.planning.bucket import Bucket
