@@ -29,7 +29,7 @@ from pipeline.corpus.interface import AnyCorpus
 from pipeline.errors import InvalidValue, name_some
 from pipeline.loading.fitting import Shapes, explain_shapes
 from pipeline.planning.bucket import Bucket
-from pipeline.planning.identity import apply, difference, fingerprint_of, flatten
+from pipeline.planning.identity import apply, difference, differences, fingerprint_of
 from pipeline.planning.lengths import take_first
 from pipeline.planning.options import select_options
 from pipeline.planning.plan import PLANNING, Plan
@@ -271,23 +271,3 @@ def _changes(step: int, then: list[dict], now: list[dict]) -> list[str]:
         if changes:
             return [f"{change} from step {at:,} on" if at else change for change in changes]
     return []
-
-
-def differences(then: Any, now: Any) -> list[str]:
-    """Each part that differs between two identities, which are JSON, in words.
-
-    >>> differences({"seed": 3, "corpora": {"text": {"lengths": "a"}}}, {"seed": 4})
-    ['seed was 3 and is now 4', 'lengths of text was a and is now not given']
-    """
-    old, new = (dict(flatten(identity)) for identity in (then, now))
-
-    def named(name: str) -> str:
-        digests = {f"{values.get(name)}".partition(" without ")[0] for values in (old, new)}
-        excludes = name.startswith("lengths") and len(digests) == 1  # see `Lengths.digest`
-        return f"exclude differs: {name}" if excludes else name
-
-    return [
-        f"{named(name)} was {old.get(name, 'not given')} and is now {new.get(name, 'not given')}"
-        for name in dict.fromkeys([*old, *new])
-        if old.get(name) != new.get(name)
-    ]

@@ -17,9 +17,8 @@ import numpy as np
 from pipeline.errors import InvalidValue
 from pipeline.loading.batches import Batches
 from pipeline.loading.fitting import Shapes, explain_shapes
-from pipeline.loading.state import differences
 from pipeline.planning.bucket import Bucket, Fitted
-from pipeline.planning.identity import fingerprint_of
+from pipeline.planning.identity import differences, fingerprint_of
 from pipeline.planning.options import VERSION as PLAN_VERSION
 from pipeline.planning.options import Options, select_options
 from pipeline.text.features import Feature

@@ -20,10 +20,10 @@ from pipeline.errors import InvalidState, InvalidValue
 from pipeline.loading.elements import Elements, Numbered, make_examples
 from pipeline.loading.exchange import Exchange
 from pipeline.loading.reports import as_error
-from pipeline.loading.state import differences
 from pipeline.loading.stream_state import Setup, decode_spans, digest_of, encode_spans
 from pipeline.planning.balance import balance
 from pipeline.planning.bucket import Bucket
+from pipeline.planning.identity import differences
 from pipeline.planning.layout import FlatRows, lay_out, sum_rows
 from pipeline.planning.options import Options
 from pipeline.planning.order import Purpose, permutation, random_bits, random_key, sort_by_group

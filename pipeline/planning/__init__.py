@@ -6,7 +6,7 @@ the modules build on each other:
 - members: the corpora of a plan, and which of their examples stay (`lengths`, `members`).
 - piece: an example, or a part of one that is longer than the longest bucket (`pieces`).
 - key: the number of the columns that a piece takes of a row; packing sees only keys (`pieces`).
-- pattern: the keys of the pieces in a row; packing finds patterns (`patterns`, `packing`).
+- pattern: the keys of the pieces in a row; packers find patterns (`patterns`, `packing`).
 - windows: pieces divided into windows, each packed separately (`windows`).
 - flat rows: the segments of rows one after another, in arrays (`layout`).
 - rows: the rows of windows, one after another in a seeded order, once or for ever (`rows`).

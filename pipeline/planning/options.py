@@ -21,11 +21,10 @@ from pipeline.planning.packing import (
     PACKERS,
     PACKINGS,
     Attention,
-    Packer,
     Packing,
-    Rules,
     row_cost,
 )
+from pipeline.planning.patterns import Packer, Rules
 from pipeline.planning.pieces import OVERFLOWS, Overflow, Pieces
 
 # The version of the planning algorithm. It goes up whenever a plan would change, so that a run
@@ -272,14 +271,14 @@ class Options:
         """
         every = self.buckets if buckets is None else buckets
         rules = Rules(
-            np.array([bucket.lengths for bucket in every]) // self.align,
-            tuple(bucket.rows for bucket in every),
-            tuple(map(self.price, every)),
-            tuple(np.multiply(self.cost, self.align).tolist()),
-            self.most_in_row,
-            used,
-            # All shares of a window may take as long as one that is not divided.
-            MOST_SUMS // self.read_shares if exactly else 0,
+            rooms=np.array([bucket.lengths for bucket in every]) // self.align,
+            rows=tuple(bucket.rows for bucket in every),
+            prices=tuple(map(self.price, every)),
+            weights=tuple(np.multiply(self.cost, self.align).tolist()),
+            max_segments=self.most_in_row,
+            used=used,
+            # The shares of a window may take as long together as one that is not divided.
+            sums=MOST_SUMS // self.read_shares if exactly else 0,
         )
         return PACKERS[self.packing](rules, sizes)
 

@@ -7,18 +7,25 @@ with much room, if that costs less, and surplus rows, too few for another batch.
 batch, of the longest bucket, is not full.
 """
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal, Protocol, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
-from pipeline.planning.exact import MOST_SUMS, Work, fill_exactly
+from pipeline.planning.best_fit import best_fit
+from pipeline.planning.exact import Work, fill_exactly
 from pipeline.planning.gaps import Cuts, count_cuts, fill_rows, remove_rows
 from pipeline.planning.lengths import weigh
-from pipeline.planning.patterns import Packed, Pattern, best_fit, count_rows, count_segments
+from pipeline.planning.patterns import (
+    Packed,
+    Packer,
+    Pattern,
+    Rules,
+    count_rows,
+    count_segments,
+)
 from pipeline.planning.vectors import best_fit_vectors
 
 Packing = Literal["best_fit", "fill", "none"]
@@ -37,42 +44,6 @@ WORTH_VECTORS = 0.01
 
 # Rows are filled exactly if best fit needs more than this share over full rows.
 WORTH_EXACT = 0.001
-
-
-@dataclasses.dataclass(frozen=True)
-class Rules:
-    """The rows that a packer fills, and what they cost. Lengths are in units of `align` columns."""
-
-    rooms: np.ndarray  # int64 [buckets, sides], the lengths of each bucket, which ascend
-    rows: tuple[int, ...]  # of a batch of each bucket
-    prices: tuple[float, ...]  # of a row of each bucket
-    weights: tuple[float, ...]  # what a unit of each side counts in the fill of a row
-    max_segments: int | None = None  # in a row
-    used: Sequence[int] | None = None  # the numbers of the buckets that may have rows; None: all
-    sums: int = MOST_SUMS  # that exact fill may take for a histogram; 0: no way but the fastest
-
-
-class Packer(Protocol):
-    """Packs histograms into rows; `PACKERS` lists the classes that do.
-
-    Attributes:
-        cuts: whether segments are cut although they would fit in a row.
-    """
-
-    cuts: ClassVar[bool]
-
-    def __init__(self, rules: Rules, sizes: np.ndarray):
-        """`sizes` has the length of each size on each side, in units: int64 [sizes, sides]."""
-
-    def pack(self, counts: np.ndarray, surplus: Sequence[int] | None = None) -> Packed:
-        """The rows of a histogram, the segments of each size: int64 [sizes]; index 0 is ignored.
-
-        `surplus` has the number of rows of each bucket, the emptiest ones, that are moved to a
-        longer bucket; None: those that fill no batch. `Windows` finds these numbers bucket by
-        bucket, so the rows of a bucket before that move must depend on nothing but the surplus of
-        shorter buckets.
-        """
-        ...
 
 
 # The rows of each bucket; and a search for the rows of one, which removes their segments from the

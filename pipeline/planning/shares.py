@@ -17,8 +17,7 @@ from pipeline.planning.layout import FlatRows, OrderRows, ranges
 from pipeline.planning.lengths import NO_EXAMPLES
 from pipeline.planning.options import Options
 from pipeline.planning.order import Purpose, permutation, random_bits
-from pipeline.planning.packing import Packer
-from pipeline.planning.patterns import Packed
+from pipeline.planning.patterns import Packed, Packer
 from pipeline.planning.processes import spread
 from pipeline.planning.rows import ORDERS, Rows
 from pipeline.planning.windows import Measure, Measures, Windows, cut_runs

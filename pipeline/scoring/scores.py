@@ -36,8 +36,8 @@ from pipeline.loading.dynamic_context import DynamicContext
 from pipeline.loading.from_options import OrderedOptions, load
 from pipeline.loading.loader import Loader
 from pipeline.loading.sharding import batch_sharding, multiples
-from pipeline.loading.state import differences
 from pipeline.planning.bucket import Bucket
+from pipeline.planning.identity import differences
 from pipeline.planning.options import list_keywords
 from pipeline.planning.planned import PlannedBatch
 from pipeline.scoring.table import SEGMENTS, VALUE, Parts, open_table, write_table
