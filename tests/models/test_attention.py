@@ -109,6 +109,25 @@ def test_kernels_equal_dense(implementation, causal, window):
     assert_equals_dense(implementation, ids, causal=causal, window=window)
 
 
+@pytest.mark.skipif(not splash_available(), reason=TOKAMAX)
+@pytest.mark.parametrize(("causal", "window"), ORDERS)
+def test_tokamax_is_told_that_order_is_causal(causal, window, monkeypatch):
+    """Its backward pass leaves out later tiles then, and not for ends that say the same."""
+    from tokamax._src.ops.attention import api
+
+    masks, kernel = [], api.IMPLEMENTATIONS["xla"]
+
+    def attend(q, k, v, *, mask):
+        masks.append(mask)
+        return kernel(q, k, v, mask=mask)
+
+    monkeypatch.setattr(api, "IMPLEMENTATIONS", {"xla": attend})
+    ids = packed_ids(90, np.random.default_rng(1))
+    assert_equals_dense("tokamax", ids, causal=causal, window=window)
+    (mask,) = masks
+    assert (mask.is_causal, mask.k_end is None) == (causal, causal)
+
+
 @pytest.mark.parametrize("length", [1, 128, 300])
 def test_blocked_equals_dense_with_its_own_block_size(length):
     ids = packed_ids(max(length, 6), np.random.default_rng(2))[:, :length]
@@ -307,7 +326,8 @@ _leave.defvjp(
 class Packed(types.SimpleNamespace):
     """What cuDNN's packed layout is said to compute; NaN where nothing is written.
 
-    Each place of `seqlen` is a segment, which begins at its offset and attends to itself alone.
+    A row follows the row before it. The offsets of all rows that are not negative are paired, in
+    order, with the sizes that are not negative. Each pair is a segment, which attends to itself.
     """
 
     class MaskType:
@@ -328,25 +348,34 @@ class Packed(types.SimpleNamespace):
         }
         causal = mask_type == Packed.MaskType.PADDING_CAUSAL
         assert sliding_window_length is None or causal
-        rows, columns = jnp.arange(L), jnp.arange(S)
-        seen, own = jnp.zeros((B, L, S), bool), jnp.zeros((B, L), bool)
-        others = jnp.zeros((B, S), bool)
-        for place in range(places):
-            at, to = (x[:, place, None] for x in (q_offsets, kv_offsets))
-            q_in = (rows >= at) & (rows < at + q_seqlen[:, place, None])
-            k_in = (columns >= to) & (columns < to + kv_seqlen[:, place, None])
-            distance = (rows - at)[:, :, None] - (columns - to)[:, None]
-            near = distance < (sliding_window_length or L + S)
-            seen |= q_in[:, :, None] & k_in[:, None] & near & ((distance >= 0) | (not causal))
+        q_sizes, kv_sizes = _in_line(q_seqlen, 0, 0), _in_line(kv_seqlen, 0, 0)
+        q_begins, kv_begins = _in_line(q_offsets, L, B * L), _in_line(kv_offsets, S, B * S)
+        rows, columns = jnp.arange(B * L), jnp.arange(B * S)
+        seen, own = jnp.zeros((B * L, B * S), bool), jnp.zeros(B * L, bool)
+        others = jnp.zeros(B * S, bool)
+        for place in range(B * places):
+            at, to = q_begins[place], kv_begins[place]
+            q_in = (rows >= at) & (rows < at + q_sizes[place])
+            k_in = (columns >= to) & (columns < to + kv_sizes[place])
+            distance = (rows - at)[:, None] - (columns - to)
+            near = distance < (sliding_window_length or B * (L + S))
+            seen |= q_in[:, None] & k_in & near & ((distance >= 0) | (not causal))
             own, others = own | q_in, others | k_in
-        q = _leave(q, own[:, :, None, None])
-        k, v = (_leave(x, others[:, :, None, None]) for x in (k, v))
+        q, k, v = (x.reshape(-1, N, x.shape[-1]) for x in (q, k, v))
+        q = _leave(q, own[:, None, None])
+        k, v = (_leave(x, others[:, None, None]) for x in (k, v))
         q, k, v = (jnp.nan_to_num(x) for x in (q, k, v))
-        scores = jnp.einsum("BLNK,BSNK->BNLS", q, k) * scale
-        weights = jax.nn.softmax(jnp.where(seen[:, None], scores, -1e30), axis=-1)
-        weights = jnp.where(seen[:, None], weights, 0)
-        out = jnp.einsum("BNLS,BSNK->BLNK", weights, v)
-        return jnp.where(own[:, :, None, None], out, jnp.nan)
+        scores = jnp.einsum("LNK,SNK->NLS", q, k) * scale
+        weights = jax.nn.softmax(jnp.where(seen, scores, -1e30), axis=-1)
+        weights = jnp.where(seen, weights, 0)
+        out = jnp.einsum("NLS,SNK->LNK", weights, v)
+        return jnp.where(own[:, None, None], out, jnp.nan).reshape(B, L, N, -1)
+
+
+def _in_line(x, length, rest):
+    """All entries that are not negative, counted over rows of a length, then `rest`."""
+    moved = jnp.where(x < 0, x, x + length * jnp.arange(len(x))[:, None]).ravel()
+    return jnp.where(jnp.sort(moved < 0), rest, moved[jnp.argsort(moved < 0, stable=True)])
 
 
 def offsets_of(ids, most):
@@ -493,6 +522,32 @@ def test_jax_makes_the_packed_program_that_is_asked_of_cudnn(
     assert not nvidia._find_flaw_of_version("cudnn_packed")
 
 
+def test_jax_pairs_the_sizes_of_all_rows_with_their_offsets(monkeypatch):
+    ids = np.array([*PACKED["packed"], *PACKED["one segment"]], np.int32)
+    asked = {}
+
+    def attend(q, k, v, **options):
+        asked.update(options)
+        return q
+
+    fused = nvidia._fused_attention()
+    monkeypatch.setattr(fused, "dot_product_attention", attend)
+    q = jnp.ones((*ids.shape, 2, 8), jnp.bfloat16)
+    both = jnp.asarray(offsets_of(ids, 3))
+    nvidia.packed_attention(q, q, q, jnp.asarray(ids), jnp.asarray(ids), both, both, True, None)
+    names = "q_seqlen", "kv_seqlen", "q_offsets", "kv_offsets"
+    *sizes, starts, others = fused._fix_seqlen_offsets(*(asked[name] for name in names), q, q)
+    line = ids.ravel()
+    begins = np.flatnonzero((line > 0) & (np.diff(ids, axis=1, prepend=0).ravel() != 0))
+    lengths = [np.count_nonzero(row == s) for row in ids for s in range(1, row.max() + 1)]
+    for found in sizes:
+        np.testing.assert_array_equal(found.ravel()[: len(lengths)], lengths)
+        assert not found.ravel()[len(lengths) :].any()
+    for found in (starts, others):  # in elements
+        np.testing.assert_array_equal(found.ravel()[: len(begins)], begins * 2 * 8)
+        assert (found.ravel()[len(begins) :] == ids.size * 2 * 8).all()
+
+
 @pytest.mark.parametrize(("causal", "window"), ORDERS)
 @pytest.mark.parametrize("implementation", SPLASH)
 def test_splash_is_a_kernel_of_tpus_forward_and_backward(
@@ -578,7 +633,7 @@ def test_a_kernel_that_cannot_be_used_is_replaced_and_a_warning_says_so_once(
 @pytest.mark.parametrize(
     ("platform", "length", "chosen", "faster"),
     [
-        ("gpu", 2048, "cudnn", "'cudnn_packed' and 'tokamax' skip other segments"),
+        ("gpu", 2048, "cudnn", "'cudnn_packed' skips other segments, 'tokamax' in the forward"),
         ("gpu", 32_768, "blocked", "benchmarks/accelerator.py measures them"),
         ("tpu", 2048, "splash", ""),
         ("tpu", 256, "dense", ""),
