@@ -561,6 +561,23 @@ def test_splash_is_a_kernel_of_tpus_forward_and_backward(
     assert lowered(attend, "tpu", 256, (2, 256)).count("@tpu_custom_call") >= 2
 
 
+@pytest.mark.parametrize("implementation", SPLASH)
+@pytest.mark.parametrize(
+    "sizes", [{"fsdp": 2}, {"data": 2, "tensor": 2}, {"data": 2, "context": 2}, {"data": 4}]
+)
+def test_splash_is_lowered_for_tpus_on_any_mesh(sizes, implementation, monkeypatch):
+    """A kernel needs all axes of the mesh to be manual: those of size 1, and without use, too."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+
+    def attend(q, k, v, ids, positions):
+        return make_attention(ids, positions=positions, implementation="splash")(q, k, v)
+
+    axes = dict.fromkeys(("context", "data", "fsdp", "tensor"), 1) | sizes
+    with jax.set_mesh(mesh_of(**axes)):
+        program = lowered(attend, "tpu", 256, (2, 256), (2, 256))
+    assert program.count("@tpu_custom_call") >= 2
+
+
 def test_splash_of_parts_of_rows_is_a_kernel_of_tpus(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
 
