@@ -40,7 +40,7 @@ picks = st.lists(
 
 
 @given(picks, st.integers(0, 3))
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_a_piece_is_that_of_the_whole_example_whatever_else_is_read(whole, picks, epoch):
     for side, lengths in zip(
         whole.sides.values(), columns_of(whole).T.astype(int).tolist(), strict=True
