@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipeline.planning.options import Options
-from pipeline.planning.order import Quota, ShortFirst
+from pipeline.planning.quota import Quota, ShortFirst
 from pipeline.planning.rows import Rows
 from pipeline.planning.schedule import Counters, Schedule, find_first
 from pipeline.planning.stream import Stream

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pipeline.planning.options import Options
-from pipeline.planning.order import Purpose, Quota, ShortFirst, random_bits, random_key
+from pipeline.planning.order import Purpose, random_bits, random_key
+from pipeline.planning.quota import Quota, ShortFirst
 from pipeline.planning.rows import Rows
 from pipeline.planning.stream import Stream
 
