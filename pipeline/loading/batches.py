@@ -22,9 +22,10 @@ from pipeline.errors import (
 )
 from pipeline.fields.batch import EXAMPLE_ID, OFFSETS, Batch
 from pipeline.loading.ahead import ReadAhead
-from pipeline.loading.collate import POSITIONS, Positions, collate, collate_examples
+from pipeline.loading.collate import collate, collate_examples
 from pipeline.loading.dynamic_context import DynamicContext
 from pipeline.loading.iteration import StepDataset
+from pipeline.loading.segments import POSITIONS, Positions
 from pipeline.loading.sharding import (
     CONTEXT_ORDERS,
     Block,

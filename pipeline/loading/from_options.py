@@ -13,10 +13,10 @@ from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.opening import open_corpus
 from pipeline.errors import InvalidType, InvalidValue, require_type, suggest_option
 from pipeline.loading.batches import A_CORPUS, Batches, Transform
-from pipeline.loading.collate import Positions
 from pipeline.loading.dynamic_context import DynamicContext
 from pipeline.loading.fitting import FITTING, fit_shapes, keep_shapes
 from pipeline.loading.loader import Loader, StreamLoader
+from pipeline.loading.segments import Positions
 from pipeline.loading.sharding import ContextOrder, batch_sharding
 from pipeline.loading.state import Saved
 from pipeline.loading.stream import WINDOW, PackedStream, read_lengths

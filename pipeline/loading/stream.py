@@ -26,12 +26,12 @@ from pipeline.errors import (
     suggest_keywords,
 )
 from pipeline.loading.batches import Batches, Transform
-from pipeline.loading.collate import Positions
 from pipeline.loading.dynamic_context import DynamicContext
 from pipeline.loading.elements import as_entries, make_examples
 from pipeline.loading.exchange import Exchange
 from pipeline.loading.iteration import StepDataset, StepIterDataset
 from pipeline.loading.prefetch import Prefetch
+from pipeline.loading.segments import Positions
 from pipeline.loading.sharding import ContextOrder, parts, sharding_of
 from pipeline.loading.stream_state import ENDINGS, Ending, Setup, digest_of_state
 from pipeline.loading.windows import HostWindows, Window
