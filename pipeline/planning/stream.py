@@ -134,10 +134,10 @@ class Stream:
     @property
     def identity(self) -> dict[str, Any]:
         """Everything of the corpus on which its rows depend, as JSON."""
-        several = any(len(source.windows) > 1 for source in self.passes)
+        several = any(len(its_pass.windows) > 1 for its_pass in self.passes)
         window = self.options.window if several else None
         identity = {"lengths": self.lengths.digest, "window": window}
-        by_file = any(source.windows.files is not None for source in self.passes)
+        by_file = any(its_pass.windows.files is not None for its_pass in self.passes)
         if by_file and self.lengths.files is not None:
             identity["files"] = digest(self.lengths.files)
         return identity
@@ -152,15 +152,15 @@ class Stream:
     def take(self, shape: int, first: int, count: int) -> Iterator[FlatRows]:
         """Rows `first` to `first + count` of a shape, divided by window; see `Rows.take`."""
         while count:
-            source = next(
-                source for source in reversed(self.passes) if first >= source.start[shape]
+            its_pass = next(
+                its_pass for its_pass in reversed(self.passes) if first >= its_pass.start[shape]
             )
-            yield (rows := source.take(shape, first, count))
+            yield (rows := its_pass.take(shape, first, count))
             first, count = first + len(rows), count - len(rows)
 
     def rest(self, rows: np.ndarray) -> tuple[np.ndarray, int]:
         """What remains after some rows: spans of epochs in progress, and the next whole epoch."""
-        spans = itertools.chain.from_iterable(source.rest(rows) for source in self.passes)
+        spans = itertools.chain.from_iterable(its_pass.rest(rows) for its_pass in self.passes)
         _, begun = self.whole.count_times(rows)
         return merge_spans(np.concatenate([self.lost[:0], *spans])), self.whole.epoch + begun
 
@@ -195,7 +195,7 @@ class Stream:
         assert self.lengths.files is not None, "the corpus has files"
         every = np.arange(len(self.lengths.files))
         of_windows = itertools.chain.from_iterable(
-            source.files_from(rows, mine) for source in self.passes
+            its_pass.files_from(rows, mine) for its_pass in self.passes
         )
         return [every if files is None else files for files in of_windows]
 
