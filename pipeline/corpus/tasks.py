@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import InvalidValue
-from pipeline.text.features import OFFSETS, TOKENS, WEIGHTS, Feature, check_features
+from pipeline.fields.batch import fields_of_side
+from pipeline.text.features import TOKENS, WEIGHTS, Feature, check_features
 
 # The stored feature of a node of a group that says how many nodes back its parent is; 0: a prefix.
 ABOVE = "_above"
@@ -183,8 +184,7 @@ def divide_features(
                 f"{', '.join(sides)}"
             )
         for side in sides:
-            endings = ("_segment_ids", "_positions", "_columns", OFFSETS)
-            if name in {f"{side}{ending}" for ending in endings}:
+            if name in fields_of_side(side):
                 raise InvalidValue(
                     f"a feature is named {name!r}, as a field of the side {side!r}; give it "
                     "another name"
