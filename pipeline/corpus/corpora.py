@@ -123,12 +123,6 @@ class Lacking(Renumbered):
         train, held_out = self.corpus.split(hold_out, by=by)
         return Lacking(train, self.side_names), Lacking(held_out, self.side_names)
 
-    def __repr__(self) -> str:
-        return repr(self.corpus)
-
-    def __str__(self) -> str:
-        return str(self.corpus)
-
 
 def _require_features(corpora: Mapping[str, AnyCorpus]) -> None:
     """Refuses features that differ, and missing ones that have no `fill`."""

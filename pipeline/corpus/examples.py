@@ -107,9 +107,6 @@ class Examples(Renumbered):
     def __repr__(self) -> str:
         return f"Examples of {len(self):,} examples, {self.fingerprint}"
 
-    def __str__(self) -> str:
-        return str(self.members[0])
-
 
 class InMemory(SingleCorpus):
     """The examples of one side in memory.

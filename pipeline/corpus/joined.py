@@ -83,12 +83,6 @@ class Joined(Renumbered):
     def _example(self, number: int) -> Fields:
         return AnyCorpus._example(self, number)
 
-    def __repr__(self) -> str:
-        return repr(self.corpus)
-
-    def __str__(self) -> str:
-        return str(self.corpus)
-
 
 class JoinedSide(Side):
     """A side of the tokens of the first of some sides, and the features of all."""

@@ -181,6 +181,12 @@ class Renumbered(AnyCorpus):
         member, numbers = self.locate(np.array([number]))
         return self.members[int(member[0])]._example(int(numbers[0]))
 
+    def __repr__(self) -> str:
+        return repr(self.members[0])
+
+    def __str__(self) -> str:
+        return str(self.members[0])
+
 
 class RenumberedSide(Side):
     """A side of the examples of several corpora; None in place of a side that a corpus lacks."""
@@ -307,9 +313,3 @@ class Covering(Renumbered):
     def arguments(self) -> dict[str, Any]:
         """See `AnyCorpus`."""
         return {"corpus": self.corpus}
-
-    def __repr__(self) -> str:
-        return repr(self.corpus)
-
-    def __str__(self) -> str:
-        return str(self.corpus)

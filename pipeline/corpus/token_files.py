@@ -109,10 +109,10 @@ def between(
     `path` holds the edges. `of` is the file with the `count` things, if that is another one.
     """
     edges = edges.astype(np.int64)
-    ordered = len(edges) > 1 and edges[0] == 0 and not (np.diff(edges) < 0).any()
-    if of is not None and ordered:
+    ordered = len(edges) > 0 and edges[0] == 0 and not (np.diff(edges) < 0).any()
+    if of is not None and ordered and len(edges) > 1:
         require_size(of, count, path, int(edges[-1]))
-    if not len(edges) or (edges[0], edges[-1]) != (0, count) or (np.diff(edges) < 0).any():
+    if not ordered or edges[-1] != count:
         raise damaged(
             path,
             f"it does not hold offsets into {count:,} {what}: one more than there are examples, "

@@ -48,6 +48,10 @@ class Handles:
 
     handles: tuple[str, ...] = ()
 
+    def __init__(self) -> None:
+        self.restart()
+        _objects.add(self)
+
     def restart(self) -> None:
         """Makes new handles, and never touches the old ones."""
         for name in self.handles:
@@ -60,5 +64,4 @@ class Handles:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self.restart()
-        _objects.add(self)
+        Handles.__init__(self)

@@ -183,15 +183,15 @@ def _told(path: epath.PathLike, in_bucket: bool = False) -> Iterator[None]:
     try:
         yield
     except (_error(), OSError) as error:
-        raise _sentence(os.fspath(path), error, _reason(error), in_bucket) from error
+        raise _sentence(os.fspath(path), error, in_bucket) from error
 
 
 def _reason(error: Exception) -> str:
     return str(error).partition("\n\nDebug source")[0][:300]
 
 
-def _sentence(place: str, error: Exception, reason: str, in_bucket: bool) -> OSError:
-    bucket, kind = split(place)[0], type(error).__name__
+def _sentence(place: str, error: Exception, in_bucket: bool) -> OSError:
+    bucket, kind, reason = split(place)[0], type(error).__name__, _reason(error)
     found = re.search(r"status code: (\d{3})", reason)
     status = int(found[1]) if found else None
     if _asks_machine(reason):
@@ -293,16 +293,12 @@ def _read_range(place: str, begin: int, end: int) -> Buffer:
         return b""
     if place.startswith(SCHEMES):
         which = {"start": begin, "end": end}
-        return _whole(
-            place, _request(place, lambda store, key: store.get_range(key, **which)), end - begin
-        )
-    with epath.Path(place).open("rb") as file:
-        file.seek(begin)
-        return _whole(place, file.read(end - begin), end - begin)
-
-
-def _whole(place: str, content: Buffer, size: int) -> Buffer:
-    if len(content) != size:
+        content = _request(place, lambda store, key: store.get_range(key, **which))
+    else:
+        with epath.Path(place).open("rb") as file:
+            file.seek(begin)
+            content = file.read(end - begin)
+    if len(content) != end - begin:
         raise _ends_before(place)
     return content
 

@@ -160,7 +160,7 @@ class PartCache(Handles, PartStore):
                 "two windows of the plan"
             )
         self.max_bytes = max_bytes
-        self.__setstate__({})
+        super().__init__()
 
     def restart(self) -> None:
         """See `Handles`."""

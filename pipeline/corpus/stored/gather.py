@@ -82,7 +82,7 @@ def _copy_at_once(addresses: np.ndarray, sizes: np.ndarray, reach: np.ndarray) -
     begins, ends, gaps, gap_ends = (edges[at:-1:4] for at in (1, 2, 3, 4))
     np.subtract(addresses, BASE, out=begins)
     np.add(begins, sizes, out=ends)
-    gaps.fill(_zeros(total) - BASE)
+    gaps.fill(address_of(_zeros(total.bit_length())) - BASE)
     np.add(gaps, reach - sizes, out=gap_ends)
     # Arrow reserves memory by the mean length of all strings, computed from the last edge: here a
     # little more than all that is copied, so that it is never moved. Nothing is read up to there.
@@ -105,13 +105,9 @@ def _copy_one_by_one(addresses: np.ndarray, sizes: np.ndarray, reach: np.ndarray
 
 
 @functools.lru_cache
-def _zeros_of(log_size: int) -> np.ndarray:
+def _zeros(log_size: int) -> np.ndarray:
+    """2 to the power of `log_size` zeros; they take memory once they are read."""
     return np.zeros(1 << log_size, np.uint8)
-
-
-def _zeros(size: int) -> int:
-    """The address of at least `size` zeros; they take memory once they are read."""
-    return address_of(_zeros_of(size.bit_length()))
 
 
 def _is_sound(copy: Copy) -> bool:

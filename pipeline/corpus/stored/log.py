@@ -11,7 +11,7 @@ import dataclasses
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from etils import epath
@@ -53,22 +53,10 @@ PARTS_AT_ONCE = 256
 Key: TypeAlias = tuple[int, int]
 
 
-class Sealed(NamedTuple):
-    """What a writer has sealed.
+def read_sealed(directory: epath.Path) -> tuple[list[Part], Any, bool]:
+    """The parts that a writer has sealed in `directory`, its cursor, and whether it has finished.
 
-    Attributes:
-        parts: the parts, in order.
-        cursor: where the source continues after them, any JSON; None: unknown.
-        ended: whether no other part follows.
-    """
-
-    parts: list[Part]
-    cursor: Any
-    ended: bool
-
-
-def read_sealed(directory: epath.Path) -> Sealed:
-    """What a writer has sealed in `directory`.
+    The cursor is any JSON; None: unknown.
 
     Raises:
         ValueError: a record is missing, changed, half-written or out of order.
@@ -81,7 +69,7 @@ def read_sealed(directory: epath.Path) -> Sealed:
         parts += parts_of(path, record)
         ended = record["next"] is None
         cursor = None if ended else record["next"][0]
-    return Sealed(parts, cursor, ended)
+    return parts, cursor, ended
 
 
 def read_counts(directory: epath.Path, parts: Sequence[Part], task: Task) -> list[np.ndarray]:

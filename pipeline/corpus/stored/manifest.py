@@ -22,13 +22,7 @@ from pipeline.corpus.stored.directory import (
     require_sizes,
     write_entries,
 )
-from pipeline.corpus.stored.parts import (
-    Part,
-    PartFile,
-    PartTable,
-    read_content,
-    read_part,
-)
+from pipeline.corpus.stored.parts import Part, PartFile, PartTable, read_content, read_part
 from pipeline.corpus.tasks import TASKS
 from pipeline.errors import InvalidValue, Missing
 from pipeline.fs.atomic import atomic_write, is_local

@@ -105,7 +105,7 @@ class Reader(Handles):
         self._shifts = {name: task.fields_of(name, each) for name, each in features.items()}
         # Of each column of numbers: their dtype, and the bytes of a unit of its table of places.
         self._kinds: dict[str, tuple[np.dtype, int]] = {}
-        self.__setstate__({})
+        super().__init__()
 
     def restart(self) -> None:
         """See `Handles`."""

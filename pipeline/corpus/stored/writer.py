@@ -11,11 +11,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from pipeline.corpus.stored.directory import (
-    PART_NAME,
-    TEMPORARY,
-    part_name,
-)
+from pipeline.corpus.stored.directory import PART_NAME, TEMPORARY, part_name
 from pipeline.corpus.stored.log import (
     begin,
     finish,
@@ -37,10 +33,7 @@ from pipeline.errors import (
     require_type,
     require_whole,
 )
-from pipeline.fs.atomic import (
-    as_path,
-    directory_lock,
-)
+from pipeline.fs.atomic import as_path, directory_lock
 from pipeline.text.features import LOSS_WEIGHTS, TOKENS, WEIGHTS, Feature
 from pipeline.text.ragged import Buffer, Ragged
 from pipeline.text.tokenizers import Tokenizer

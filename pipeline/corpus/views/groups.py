@@ -19,11 +19,7 @@ from pipeline.corpus.tasks import ABOVE, CAUSAL
 from pipeline.corpus.views.trees import Shape, Tree, divide_columns
 from pipeline.errors import InvalidValue, counted, require_whole
 from pipeline.planning.layout import count_before, ranges
-from pipeline.text.features import (
-    TOKENS,
-    Feature,
-    check_features,
-)
+from pipeline.text.features import TOKENS, Feature, check_features
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +45,7 @@ class Groups(SingleCorpus):
     """
 
     kind = "groups"
+    trees: np.ndarray
 
     def __init__(self, nodes: AnyCorpus, max_length: int | None = None):
         self.nodes, self.members, self.task = nodes, (nodes,), CAUSAL
@@ -81,8 +78,8 @@ class Groups(SingleCorpus):
         self._sizes = self._sizes * (np.bincount(group, self._sizes == 0) == 0)[group]
         laid = tree.lay_out(self._sizes)
         self.lengths = laid.sum(laid.columns).astype(np.uint32)
-        self.trees = self._table = laid.table
-        self.lengths.flags.writeable = self._table.flags.writeable = False
+        self.trees = laid.table
+        self.lengths.flags.writeable = self.trees.flags.writeable = False
         self.num_tokens = int(self.lengths.sum(dtype=np.int64))
         self.num_learnt = self.nodes.num_learnt if self._side.weighted else self.num_tokens
 
@@ -128,7 +125,7 @@ class Groups(SingleCorpus):
         # The columns that the continuations of each group may have together, each at least one.
         leaves = np.bincount(group, sizes * tree.branch, len(self)).astype(np.int64)
         room = max_length - self.lengths.astype(np.int64) + leaves
-        longer, fits = self.lengths > max_length, room >= self._table[:, 1]
+        longer, fits = self.lengths > max_length, room >= self.trees[:, 1]
         sizes[(longer & ~fits)[group]] = 0
         longer &= fits
         places = np.flatnonzero(tree.branch & longer[group])

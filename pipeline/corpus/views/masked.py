@@ -44,7 +44,7 @@ class Masked(DrawnView):
         seed: int = 0,
         keep_ids: Sequence[int] | None = None,
     ):
-        super().__init__(corpus, self.needs)
+        super().__init__(corpus)
         if mask_id is None:
             mask_id = self._new_id("mask_id")
         self.mask_id, self.rate = require_whole("mask_id", mask_id, 0), require_share("rate", rate)

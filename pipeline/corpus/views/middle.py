@@ -64,7 +64,7 @@ class FillInTheMiddle(DrawnView):
         marks: Sequence[bool] | None = None,
         seed: int = 0,
     ):
-        super().__init__(corpus, self.needs)
+        super().__init__(corpus)
         rate = require_share("rate", rate) if rate != 0 else 0.0
         seed = require_whole("seed", seed, 0)
         require_one_of("mode", mode, get_args(Mode))
