@@ -57,7 +57,7 @@ class Corpora(Renumbered):
         _require_features(self.corpora)
         self.directory = None
         if len(members) > 1:
-            identities = {name: each.identity for name, each in self.corpora.items()}
+            identities = {name: corpus.identity for name, corpus in self.corpora.items()}
             self.identity = {"corpora": identities}
 
     def arguments(self) -> dict[str, Any]:
@@ -129,11 +129,11 @@ def _require_features(corpora: Mapping[str, AnyCorpus]) -> None:
     every: dict[str, tuple[str, Feature]] = {}
     for name, corpus in corpora.items():
         for label, feature in corpus.features.items():
-            first, known = every.setdefault(label, (name, feature))
-            if known != feature:
+            first, expected = every.setdefault(label, (name, feature))
+            if expected != feature:
                 raise InvalidValue(
                     f"the feature {label!r} of {name} is {feature}, but that of {first} is "
-                    f"{known}; give both the same dtype and shape"
+                    f"{expected}; give both the same dtype and shape"
                 )
     for label, (first, feature) in every.items():
         for name, corpus in corpora.items():
@@ -155,9 +155,9 @@ SHARED = "task", "tokenizer"
 
 def _give_sides(corpora: Mapping[str, AnyCorpus]) -> dict[str, AnyCorpus]:
     """The corpora, all with the same sides: those that lack some have length 0 there."""
-    names = tuple(dict.fromkeys(name for each in corpora.values() for name in each.side_names))
-    arrays = {name for each in corpora.values() for name in each.unpriced}
-    found = dict(corpora)
+    names = tuple(dict.fromkeys(name for corpus in corpora.values() for name in corpus.side_names))
+    arrays = {name for corpus in corpora.values() for name in corpus.unpriced}
+    result = dict(corpora)
     for name, corpus in corpora.items():
         if not arrays.issuperset(side for side in names if side not in corpus.side_names):
             raise InvalidValue(
@@ -166,8 +166,8 @@ def _give_sides(corpora: Mapping[str, AnyCorpus]) -> dict[str, AnyCorpus]:
                 "arrays may be missing"
             )
         if corpus.side_names != names:
-            found[name] = Lacking(corpus, names)
-    return found
+            result[name] = Lacking(corpus, names)
+    return result
 
 
 def _traits(corpus: AnyCorpus, arrays: Sequence[str]) -> dict[str, Any]:

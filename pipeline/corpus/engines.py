@@ -48,8 +48,8 @@ class Ray:
                 f"give Ray more of it, or fewer tasks at a time ({type(error).__name__}: {error})"
             ) from error
         finally:
-            for each in running:
-                ray.cancel(each)
+            for task in running:
+                ray.cancel(task)
 
 
 def _apply(function: Callable[[Any], Any], item: Any) -> Any:

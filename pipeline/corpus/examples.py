@@ -55,13 +55,13 @@ class Examples(Renumbered):
         require_type("task", task, Task, A_TASK)
         sides = task.divide(columns, features)
         vocab_size = None if vocab_size is None else require_whole("vocab_size", vocab_size, 1)
-        parts: dict[str, list[Ragged]] = {name: [] for name in sides}
-        for side, part in divide_arrays(columns, sides, vocab_size, task.lookahead):
-            parts[side].append(part)
-        if not all(parts.values()):
+        chunks: dict[str, list[Ragged]] = {name: [] for name in sides}
+        for side, chunk in divide_arrays(columns, sides, vocab_size, task.lookahead):
+            chunks[side].append(chunk)
+        if not all(chunks.values()):
             raise InvalidValue("examples are empty; give at least one example")
         tasks, made = tasks_of(sides, [task]), dict[str, AnyCorpus]()
-        for name, some in parts.items():
+        for name, some in chunks.items():
             made[name] = InMemory(Ragged.concatenate(some), tasks[name], vocab_size)
         self._hold(made[task.side] if is_single(tasks, loss) else Sides(made, loss=loss))
 
@@ -94,8 +94,8 @@ class Examples(Renumbered):
         >>> samples.lengths.tolist(), samples[0]["inputs"].tolist(), samples[0]["targets"].tolist()
         ([7], [1, 5, 2, 7, 2, 8, 9], [5, 2, 7, 3, 8, 9, 3])
         """
-        columns, known = divide_groups(groups, features, vocab_size)
-        return Groups(Examples(columns, features=known, vocab_size=vocab_size, task=GROUPS).alone)
+        columns, schemas = divide_groups(groups, features, vocab_size)
+        return Groups(Examples(columns, features=schemas, vocab_size=vocab_size, task=GROUPS).alone)
 
     @property
     def alone(self) -> "InMemory":

@@ -51,7 +51,7 @@ class Nodes(NamedTuple):
         """The nodes of some of the examples, by their places: int64 [n]."""
         number = self.number[examples]
         which = ranges((np.cumsum(self.number) - self.number)[examples], number)
-        return Nodes(number, *(each[which] for each in self[1:]))
+        return Nodes(number, *(column[which] for column in self[1:]))
 
     @classmethod
     def concatenate(cls, some: "list[Nodes]") -> "Nodes":

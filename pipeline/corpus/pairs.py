@@ -74,14 +74,14 @@ class Pairs(Sides):
             directory: where to write, as for `Corpus.from_arrays`.
             vocab_size: if given, ids must be below it.
         """
-        place = as_path(directory)
+        directory = as_path(directory)
         sides = []
         for task, columns in ((INPUTS, inputs), (TARGETS, targets)):
             named = columns if isinstance(columns, Mapping) else {}
-            mine = {name: each for name, each in (features or {}).items() if name in named}
+            mine = {name: feature for name, feature in (features or {}).items() if name in named}
             sides.append(
                 Corpus.from_arrays(
-                    columns, place / task.name, features=mine, vocab_size=vocab_size, task=task
+                    columns, directory / task.name, features=mine, vocab_size=vocab_size, task=task
                 )
             )
         if missing := [name for name in features or () if name not in cls(*sides).features]:

@@ -80,11 +80,11 @@ def hash_rows(values: np.ndarray, salt: int = 0) -> np.ndarray:
     whole = columns.dtype.kind in "biu"
     # Equal floats have equal bits, but for -0.0, to which 0 is added.
     numbers = columns.astype(np.int64) if whole else columns.astype(np.float64) + 0.0
-    found = np.zeros(len(values), np.uint64)
+    hashes = np.zeros(len(values), np.uint64)
     for column in np.ascontiguousarray(numbers).view(np.uint64).T:
-        found = mix(found + GAMMA) + column * GAMMA
-    found = mix(found + GAMMA)
-    return mix(found + np.array([salt], np.uint64) * GAMMA) if salt else found
+        hashes = mix(hashes + GAMMA) + column * GAMMA
+    hashes = mix(hashes + GAMMA)
+    return mix(hashes + np.array([salt], np.uint64) * GAMMA) if salt else hashes
 
 
 def below(bits: np.ndarray, limit: int | np.ndarray) -> np.ndarray:

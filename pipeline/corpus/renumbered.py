@@ -80,17 +80,17 @@ class Renumbered(AnyCorpus):
         counts = [len(m) if n is None else len(n) for m, n in zip(members, chosen, strict=True)]
         self._numbering = Numbering(np.cumsum([0, *counts]), chosen)
         self.sides = {
-            name: RenumberedSide([each.sides.get(name) for each in members], self._numbering)
+            name: RenumberedSide([member.sides.get(name) for member in members], self._numbering)
             for name in names or first.side_names
         }
         self.loss, self.vocab_size = first.loss, first.vocab_size
         self.task = first.task if len(self.sides) == 1 else None
-        self.unpriced = tuple(dict.fromkeys(n for each in members for n in each.unpriced))
+        self.unpriced = tuple(dict.fromkeys(n for member in members for n in member.unpriced))
         self.directory = first.directory if len(members) == 1 else None
         files = [
-            self._numbering.divide(which, each.files)
-            for which, each in enumerate(members)
-            if each.files is not None
+            self._numbering.divide(which, member.files)
+            for which, member in enumerate(members)
+            if member.files is not None
         ]
         self.files = np.concatenate(files) if len(files) == len(members) else None
 
@@ -113,7 +113,7 @@ class Renumbered(AnyCorpus):
     @computed
     def lengths(self) -> np.ndarray:
         """Positions of each example, over all members."""
-        parts = []
+        all_lengths = []
         for which, member in self._numbered():
             part = self._numbering.select(which, member.lengths)
             if member.side_names != self.side_names:
@@ -121,8 +121,8 @@ class Renumbered(AnyCorpus):
                 places = [self.side_names.index(name) for name in member.side_names]
                 part[:, places] = lacking.reshape(len(part), -1)
                 part.flags.writeable = False
-            parts.append(part)
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+            all_lengths.append(part)
+        return all_lengths[0] if len(all_lengths) == 1 else np.concatenate(all_lengths)
 
     @computed
     def lengths_digest(self) -> str | None:
@@ -134,12 +134,12 @@ class Renumbered(AnyCorpus):
     def silent(self) -> np.ndarray:
         """The examples without loss, of all members."""
         members = self._numbered()
-        return np.concatenate([self._numbering.find(at, each.silent) for at, each in members])
+        return np.concatenate([self._numbering.find(at, member.silent) for at, member in members])
 
     @derived
     def partly_learnt(self) -> bool:
         """See `AnyCorpus`; it is not, if no member is."""
-        return super().partly_learnt and any(each.partly_learnt for each in self.members)
+        return super().partly_learnt and any(member.partly_learnt for member in self.members)
 
     @computed
     def num_learnt(self) -> int | None:
@@ -152,27 +152,27 @@ class Renumbered(AnyCorpus):
         return self._sum("text_bytes")
 
     def _sum(self, name: str) -> int | None:
-        if any(each is not None for each in self._numbering.chosen):
+        if any(numbers is not None for numbers in self._numbering.chosen):
             return None
         every = [getattr(member, name) for _, member in self._numbered()]
         return None if None in every else sum(every)
 
     def find_unsplit(self, examples: np.ndarray) -> tuple[np.ndarray, int]:
         """See `AnyCorpus`; of several members, in `Corpora` of what they were before."""
-        member, found = self.locate(examples)
+        member, numbers = self.locate(examples)
         first = [0]
         for which, corpus in self._numbered():
             mine = member == which
-            found[mine], room = corpus.find_unsplit(found[mine])
+            numbers[mine], room = corpus.find_unsplit(numbers[mine])
             first.append(first[-1] + room)
-        return found + np.array(first)[member], first[-1]
+        return numbers + np.array(first)[member], first[-1]
 
     def map_leaves(self, change: Callable[[AnyCorpus], AnyCorpus]) -> AnyCorpus:
         """See `AnyCorpus`."""
 
         def apply(value: Any) -> Any:
             if isinstance(value, Mapping):
-                return {name: apply(each) for name, each in value.items()}
+                return {name: apply(entry) for name, entry in value.items()}
             return value.map_leaves(change) if isinstance(value, AnyCorpus) else value
 
         return self.make(**apply(self.arguments()))
@@ -193,13 +193,13 @@ class RenumberedSide(Side):
 
     def __init__(self, sides: Sequence[Side | None], numbering: Numbering):
         self._sides, self._numbering = sides, numbering
-        known = [side for side in sides if side is not None]
-        self.weighted = any(side.weighted for side in known)
-        self.has_tokens = any(side.has_tokens for side in known)
+        present = [side for side in sides if side is not None]
+        self.weighted = any(side.weighted for side in present)
+        self.has_tokens = any(side.has_tokens for side in present)
         self.features: Mapping[str, Feature] = {
-            name: each for side in known for name, each in side.features.items()
+            name: feature for side in present for name, feature in side.features.items()
         }
-        if any(side.trees is not None for side in known):
+        if any(side.trees is not None for side in present):
             self.trees = np.concatenate(
                 [
                     Nodes.of_documents(self._lengths_of(which)).table
@@ -264,24 +264,24 @@ class RenumberedSide(Side):
         ones = np.ones(len(examples), np.int64)
         several = 0 * ones if self.trees is None else self.trees[examples, 1]
         counts = {name: ones if self.features[name].of == "example" else several for name in names}
-        found = {name: self.features[name].filled(int(counts[name].sum())) for name in names}
+        fields = {name: self.features[name].filled(int(counts[name].sum())) for name in names}
         for side, mine, numbers in self._divide(examples):
             here = [name for name in names if side is not None and name in side.features]
             for name, values in side.read_examples(numbers, here).items() if side else ():
                 count = counts[name]
-                found[name][ranges((np.cumsum(count) - count)[mine], count[mine])] = values
-        return found
+                fields[name][ranges((np.cumsum(count) - count)[mine], count[mine])] = values
+        return fields
 
     def read_nodes(self, examples: np.ndarray) -> Nodes:
         """See `Side.read_nodes`."""
-        parts = [
+        by_member = [
             (mine, Nodes.of_documents(0 * numbers) if side is None else side.read_nodes(numbers))
             for side, mine, numbers in self._divide(examples)
         ]
-        if not parts:
+        if not by_member:
             return Nodes.of_documents(NO_EXAMPLES)
-        order = np.argsort(np.concatenate([mine for mine, _ in parts]))
-        return Nodes.concatenate([nodes for _, nodes in parts]).take(order)
+        order = np.argsort(np.concatenate([mine for mine, _ in by_member]))
+        return Nodes.concatenate([nodes for _, nodes in by_member]).take(order)
 
     def _divide(self, examples: np.ndarray) -> Iterator[tuple[Side | None, np.ndarray, np.ndarray]]:
         """The side of each member with some of the examples, their places, and their numbers."""

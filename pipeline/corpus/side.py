@@ -68,9 +68,9 @@ class Side:
             IndexError: there is no such example, or it is too short for its piece.
         """
         names = self._names(features, per_example=False)
-        given = examples, starts, lengths, lengths if reach is None else reach
+        columns = examples, starts, lengths, lengths if reach is None else reach
         epoch = np.asarray(epoch) if np.ndim(epoch) else epoch
-        pieces = Pieces._make([*(np.asarray(each, np.int64) for each in given), epoch])
+        pieces = Pieces._make([*(np.asarray(column, np.int64) for column in columns), epoch])
         require_numbers(pieces.examples, len(self))
         if not pieces.lengths.all():
             pieces = pieces.take(pieces.lengths != 0)
@@ -132,14 +132,14 @@ class Side:
 
     def _names(self, features: Iterable[str] | None, *, per_example: bool) -> list[str]:
         """The names of the features to read, of examples or of positions; refuses unknown ones."""
-        known = [name for name, each in self.features.items() if each.per_example == per_example]
+        options = [n for n, feature in self.features.items() if feature.per_example == per_example]
         if features is None:
-            return known
+            return options
         names = list(features)
         for name in names:
-            if name not in known:
+            if name not in options:
                 kind = "examples" if per_example else "tokens"
-                raise InvalidValue(f"there is no feature of {kind} {suggest_option(name, known)}")
+                raise InvalidValue(f"there is no feature of {kind} {suggest_option(name, options)}")
         return names
 
 

@@ -27,9 +27,9 @@ class Split(View):
         if by is not None:
             _require_key(corpus, by)
         dtype = np.uint32 if count < 1 << 32 else np.int64
-        found = np.unpackbits(self._find(corpus), count=count).view(bool)
+        is_held = np.unpackbits(self._find(corpus), count=count).view(bool)
         self.numbers = np.concatenate(
-            [some[found[some] == self.held_out].astype(dtype) for some in prng.blocks(count)]
+            [some[is_held[some] == self.held_out].astype(dtype) for some in prng.blocks(count)]
         )
         super().__init__(corpus, self.numbers)
         if not len(self.numbers):
@@ -57,7 +57,7 @@ class Split(View):
 
         def read() -> bytes:
             below, by = prng.threshold(self.hold_out), self.by
-            found = [
+            bits = [
                 np.packbits(
                     prng.is_held_out(some, self.hold_out)
                     if by is None
@@ -65,7 +65,7 @@ class Split(View):
                 )
                 for some in prng.blocks(len(corpus))
             ]
-            return b"".join(each.tobytes() for each in found)
+            return b"".join(array.tobytes() for array in bits)
 
         if self.by is None:
             return np.frombuffer(read(), np.uint8)
@@ -83,18 +83,18 @@ def _count_splits(corpus: AnyCorpus) -> int:
 
 def _count_keys(corpus: AnyCorpus, by: str) -> int:
     """How many values a feature has."""
-    found: set[int] = set()
+    hashes: set[int] = set()
     for some in prng.blocks(len(corpus)):
-        found |= {*prng.hash_rows(corpus.read_examples(some, [by])[by]).tolist()}
-    return len(found)
+        hashes |= {*prng.hash_rows(corpus.read_examples(some, [by])[by]).tolist()}
+    return len(hashes)
 
 
 def _require_key(corpus: AnyCorpus, by: str) -> None:
     """Refuses a key that is no feature of examples."""
-    known = [name for name, feature in corpus.features.items() if feature.of == "example"]
-    if by not in known:
+    names = [name for name, feature in corpus.features.items() if feature.of == "example"]
+    if by not in names:
         raise InvalidValue(
-            f"by is {suggest_option(by, known)}; it must be a feature of examples, such as "
+            f"by is {suggest_option(by, names)}; it must be a feature of examples, such as "
             "Feature('example', key=True), which keeps a text or a number of each record; give it "
             "to prepare or from_arrays, or add it by with_features"
         )

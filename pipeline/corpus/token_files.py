@@ -92,8 +92,8 @@ def values_of(lists: Lists) -> np.ndarray:
 
 def keep_array(key: Any, make: Callable[[], np.ndarray]) -> np.ndarray:
     """What `make` returns, which the user's caches keep; `key` is JSON that decides it."""
-    place = path_of(key, "array.npy")
-    return np.load(write_once(place, "searching", lambda file: np.save(file, make())))
+    path = path_of(key, "array.npy")
+    return np.load(write_once(path, "searching", lambda file: np.save(file, make())))
 
 
 def between(
@@ -167,7 +167,7 @@ def _read_mask(path: epath.Path, tokens: int, of: epath.Path) -> np.ndarray:
 
 
 def divide(
-    found: Sequence[epath.Path],
+    token_paths: Sequence[epath.Path],
     arrays: Sequence[np.ndarray],
     weights: files.Paths | None,
     borders: Sequence[tuple[np.ndarray, np.ndarray]],
@@ -185,11 +185,11 @@ def divide(
             f"{A_MASK}, for each file of tokens"
         )
     if paths:
-        three = zip(paths, arrays, found, strict=False)
+        three = zip(paths, arrays, token_paths, strict=False)
         columns[WEIGHTS] = [_read_mask(path, len(values), of) for path, values, of in three]
     firsts, groups = np.cumsum([0, *map(len, arrays)]), []
     begins = np.concatenate([at + n for (at, _), n in zip(borders, firsts, strict=False)])
-    counts = np.concatenate([each for _, each in borders])
+    counts = np.concatenate([sizes for _, sizes in borders])
     ends = begins + counts
     # The array in which each example begins. Those of a group begin in one, and end in it or later.
     array = np.minimum(np.searchsorted(firsts, begins, "right"), len(arrays)) - 1
@@ -206,4 +206,4 @@ def divide(
             values = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
             lists[name] = values, begins[group] - low, counts[group]
         groups.append(lists)
-    return TokenFiles([*found, *paths], groups, layout)
+    return TokenFiles([*token_paths, *paths], groups, layout)

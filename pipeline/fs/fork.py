@@ -29,7 +29,7 @@ def _restart_all() -> None:
 def _unlock_properties() -> None:
     """Gives cached properties new locks: in Python 3.11, all objects of a class share one."""
     package = __name__.partition(".")[0]
-    modules = [each for name, each in sys.modules.items() if name.startswith(f"{package}.")]
+    modules = [module for name, module in sys.modules.items() if name.startswith(f"{package}.")]
     for member in [member for module in modules for member in vars(module).values()]:
         for value in vars(member).values() if isinstance(member, type) else ():
             if isinstance(value, functools.cached_property):

@@ -159,7 +159,9 @@ class BlockEncoder:
                 raise record
             if job.fields is not None:
                 return {side: text_of(record, field) for side, field in job.fields.items()}
-            arrays = {side: each for side, each in job.sides.items() if side not in self._of_spans}
+            arrays = {
+                side: features for side, features in job.sides.items() if side not in self._of_spans
+            }
             template = cast(Template, job.template)
             return templates.fill(template, record, self._of_spans, arrays)
         except Exception as error:
@@ -184,9 +186,10 @@ class BlockEncoder:
         """What stands for a record that failed, until its tokens are removed."""
         if self._job.fields is not None:
             return dict.fromkeys(self._of_spans, "")
+        nodes = self._job.nodes
         return {
-            side: [[("", 0.0, {n: each.filled(1) for n, each in known.items()})]] * self._job.nodes
-            for side, known in self._of_spans.items()
+            side: [[("", 0.0, {n: feature.filled(1) for n, feature in features.items()})]] * nodes
+            for side, features in self._of_spans.items()
         }
 
     def _encode(self, items: Sequence[Any], side: str, first: int) -> list[Ragged]:
@@ -202,7 +205,7 @@ class BlockEncoder:
                 return [self._encode_now([self._nothing[side]], side)]
         half = len(items) // 2
         halves = (items[:half], first), (items[half:], first + half)
-        return [chunk for each, at in halves for chunk in self._encode(each, side, at)]
+        return [chunk for half_items, at in halves for chunk in self._encode(half_items, side, at)]
 
     def _encode_now(self, items: Sequence[Any], side: str) -> Ragged:
         if self._job.fields is None:
@@ -219,8 +222,8 @@ class BlockEncoder:
         at = np.flatnonzero(wrong)
         of = np.searchsorted(np.cumsum(counts), at, side="right") // self._job.nodes
         records, first = np.unique(of, return_index=True)
-        for number, place in zip(records.tolist(), at[first].tolist(), strict=True):
-            self._fail(number, InvalidValue(describe(place)))
+        for number, position in zip(records.tolist(), at[first].tolist(), strict=True):
+            self._fail(number, InvalidValue(describe(position)))
 
     def _require_ids(self, chunk: Ragged) -> None:
         flat, tokenizer = chunk.flat, self._tokenizer
@@ -268,36 +271,37 @@ class BlockEncoder:
         Features of records that failed are zeros, and they have no arrays.
         """
         job, nodes = self._job, self._job.nodes
-        known = {name for chunk in chunks.values() for name in chunk.columns}
-        found: dict[str, list[np.ndarray]] = {n: [] for n in job.columns if n not in known}
+        of_spans = {name for chunk in chunks.values() for name in chunk.columns}
+        arrays: dict[str, list[np.ndarray]] = {n: [] for n in job.columns if n not in of_spans}
         pointers = {
             name: np.split(chunk.columns[name].values, np.cumsum(chunk.counts)[:-1])
             for side, chunk in chunks.items()
             for name, feature in job.sides[side].items()
-            if feature.to is not None and name in known
+            if feature.to is not None and name in of_spans
         }
-        for number in range(len(items)) if found or pointers else ():
-            own = slice(number * nodes, (number + 1) * nodes)
-            counts = {side: chunk.counts[own].tolist() for side, chunk in chunks.items()}
-            example, values = {name: each[number] for name, each in pointers.items()}, {}
+        for number in range(len(items)) if arrays or pointers else ():
+            rows = slice(number * nodes, (number + 1) * nodes)
+            counts = {side: chunk.counts[rows].tolist() for side, chunk in chunks.items()}
+            example, values = {name: pointer[number] for name, pointer in pointers.items()}, {}
             try:
                 if number not in self.failed:
-                    values = self._values_of(number, items[number], counts, example, found)
+                    values = self._values_of(number, items[number], counts, example, arrays)
             except Exception as error:
                 self._fail(number, error)
             for side, features in job.sides.items():
-                for name in features.keys() & found.keys():
-                    found[name] += values.get(name) or _zeros(features[name], counts.get(side, [0]))
+                sizes = counts.get(side, [0])
+                for name in features.keys() & arrays.keys():
+                    arrays[name] += values.get(name) or _zeros(features[name], sizes)
         made = {}
         for side, features in job.sides.items():
             columns = dict(chunks[side].columns) if side in chunks else {}
-            for name, each in features.items():  # always in one order
-                own_values = found[name] if name in found else [columns.pop(name).values]
-                columns[name] = Column(each, np.concatenate(own_values))
+            for name, schema in features.items():  # always in one order
+                own_values = arrays[name] if name in arrays else [columns.pop(name).values]
+                columns[name] = Column(schema, np.concatenate(own_values))
             if side in chunks:
                 made[side] = dataclasses.replace(chunks[side], columns=columns)
             else:
-                sizes = [len(values) for values in found[cast(str, find_lead(features))]]
+                sizes = [len(values) for values in arrays[cast(str, find_lead(features))]]
                 made[side] = Ragged(np.array(sizes, np.int64), columns)
         return made
 
@@ -339,8 +343,8 @@ class BlockEncoder:
         stays = np.repeat(stays, self._job.nodes)
         tokens = np.repeat(stays, chunk.counts)
         columns = {
-            name: each if each.feature.per_example else Column(each.feature, each.values[tokens])
-            for name, each in chunk.columns.items()
+            name: Column(feature, values if feature.per_example else values[tokens])
+            for name, (feature, values) in chunk.columns.items()
         }
         texts = None if chunk.text_bytes is None else chunk.text_bytes * stays
         return Ragged(chunk.counts * stays, columns, texts)
@@ -352,15 +356,15 @@ def _zeros(feature: Feature, sizes: Sequence[int]) -> list[np.ndarray]:
     return [np.zeros(shape, feature.dtype) for shape in shapes]
 
 
-def _array_of(given: Mapping[str, Any], name: str, feature: Feature) -> Any:
+def _array_of(side: Mapping[str, Any], name: str, feature: Feature) -> Any:
     """The array of a feature of a side; an empty one if the side is empty, or it is null."""
-    if given and name not in given:
+    if side and name not in side:
         raise InvalidValue(
             f"{name} of the side {feature.of!r} is missing; there are "
-            f"{', '.join(map(str, given))}: name the feature like its field, or return all arrays "
+            f"{', '.join(map(str, side))}: name the feature like its field, or return all arrays "
             "of the side, or none"
         )
-    array = given[name] if given else None
+    array = side[name] if side else None
     return np.zeros((0, *feature.shape), feature.dtype) if array is None else array
 
 
@@ -388,4 +392,4 @@ def _features_of(
             f"{name} is {value!r:.60}; give a value for each of the {nodes - 1} continuations"
         )
     pairs = zip(values, sizes, strict=True)
-    return [feature.convert([each], name, [size]) for each, size in pairs]
+    return [feature.convert([entry], name, [size]) for entry, size in pairs]

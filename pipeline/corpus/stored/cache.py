@@ -183,8 +183,8 @@ class PartCache(Handles, PartStore):
         path, source = epath.Path(self.directory / name), self.source / name
         with contextlib.suppress(OSError, ValueError):  # missing or damaged
             return read(path)
-        with source.open("rb") as there, atomic_write(path) as file:
-            shutil.copyfileobj(there, file, 1 << 26)
+        with source.open("rb") as remote, atomic_write(path) as file:
+            shutil.copyfileobj(remote, file, 1 << 26)
         try:
             return read(path)
         except InvalidValue as error:
@@ -192,13 +192,13 @@ class PartCache(Handles, PartStore):
 
     def open(self, numbers: Sequence[int]) -> list[PartFile]:
         """The files of these parts, whose digests are right; waits for those that are not there."""
-        found = {number: self._verify(number) for number in numbers}
-        if missing := [number for number, file in found.items() if file is None]:
+        files = {number: self._verify(number) for number in numbers}
+        if missing := [number for number, file in files.items() if file is None]:
             begin = time.perf_counter()
             with ThreadPoolExecutor(FETCHES) as pool:
-                found |= zip(missing, pool.map(self._wait, missing), strict=True)
+                files |= zip(missing, pool.map(self._wait, missing), strict=True)
             self.count(stalls=1, waited=time.perf_counter() - begin)
-        return [file for file in found.values() if file is not None]
+        return [file for file in files.values() if file is not None]
 
     def has(self, number: int) -> bool:
         """Whether a part is there."""
@@ -285,8 +285,8 @@ class PartCache(Handles, PartStore):
         for needed, windows in (
             (first[n], w) for _, needs in said for n, w in enumerate(needs or ())
         ):
-            for place, numbers in enumerate(windows):
-                needed[numbers] = np.minimum(needed[numbers], place)
+            for window, numbers in enumerate(windows):
+                needed[numbers] = np.minimum(needed[numbers], window)
         return first
 
     def _call(self, demand: Demand) -> Needs | None:

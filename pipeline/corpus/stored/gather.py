@@ -31,7 +31,7 @@ class Pieces(NamedTuple):
     def take(self, which: np.ndarray) -> "Pieces":
         """Some of the pieces, by a mask or by their places."""
         epoch = self.epoch[which] if np.ndim(self.epoch) else self.epoch
-        return Pieces._make([*(each[which] for each in self[:4]), epoch])
+        return Pieces._make([*(column[which] for column in self[:4]), epoch])
 
 
 # All memory of the process, from this address on. Only what an array holds may be read of it.
@@ -96,11 +96,11 @@ def _copy_at_once(addresses: np.ndarray, sizes: np.ndarray, reach: np.ndarray) -
 def _copy_one_by_one(addresses: np.ndarray, sizes: np.ndarray, reach: np.ndarray) -> np.ndarray:
     """Copies one piece after another, for an Arrow that checks strings: some 20 times as slow."""
     copied = np.zeros(int(reach.sum()), np.uint8)
-    places = address_of(copied) + np.cumsum(reach) - reach
-    for place, address, size in zip(
-        places.tolist(), addresses.tolist(), sizes.tolist(), strict=True
+    targets = address_of(copied) + np.cumsum(reach) - reach
+    for target, address, size in zip(
+        targets.tolist(), addresses.tolist(), sizes.tolist(), strict=True
     ):
-        ctypes.memmove(place, address, size)
+        ctypes.memmove(target, address, size)
     return copied
 
 

@@ -78,7 +78,7 @@ def read_counts(directory: epath.Path, parts: Sequence[Part], task: Task) -> lis
     Raises:
         ValueError: a part is missing, or its lengths changed.
     """
-    found: list[np.ndarray] = []
+    counts: list[np.ndarray] = []
     for at in range(0, len(parts), PARTS_AT_ONCE):
         group = parts[at : at + PARTS_AT_ONCE]
         paths = [directory / part.file for part in group]
@@ -88,10 +88,10 @@ def read_counts(directory: epath.Path, parts: Sequence[Part], task: Task) -> lis
             require_files(directory, group)
             raise
         for part, path, content in zip(group, paths, contents, strict=True):
-            found.append(read_counts_of(content))
-            if lengths_module.digest(task.lengths(found[-1])) != part.lengths_digest:
+            counts.append(read_counts_of(content))
+            if lengths_module.digest(task.lengths(counts[-1])) != part.lengths_digest:
                 raise damage(path, "the digest of its lengths differs")
-    return found
+    return counts
 
 
 def require_files(directory: epath.Path, parts: Sequence[Part]) -> None:
@@ -154,9 +154,9 @@ def write_record(
     its `origin` None, for a digest of what decides the parts. At the end of a shard, `next` is
     None. `failed` describes each record that failed.
     """
-    given = {"parts": [vars(part) for part in parts], "next": next, "failed": [*failed]}
-    given |= {"notes": dict(notes)} if notes else {}
-    entries = {"shard": shard, "number": number, **given, "origin": origin}
+    content = {"parts": [vars(part) for part in parts], "next": next, "failed": [*failed]}
+    content |= {"notes": dict(notes)} if notes else {}
+    entries = {"shard": shard, "number": number, **content, "origin": origin}
     write_entries(record_path(directory, shard, number), entries, once=True)
 
 

@@ -38,7 +38,7 @@ def _recognise(path: epath.Path) -> bool:
     if not path.is_dir() or not is_saved(path):
         return False
     splits = [path / "state.json", *path.glob("*/state.json")]
-    folder = next((each.parent for each in splits if each.exists()), path)
+    folder = next((split.parent for split in splits if split.exists()), path)
     return "input_ids" in ArrowFiles(folder).names()
 
 
@@ -67,8 +67,8 @@ def arrow(
             all tokens, though there are such columns.
         features: columns to read as features, by name; for tokens, lists with a value for each.
     """
-    given = files.leave_out_repeats(saved_files(paths, split))
-    copies = [local_copy(path) for path in given]
+    originals = files.leave_out_repeats(saved_files(paths, split))
+    copies = [local_copy(path) for path in originals]
     wanted = check_features(features)
     masks = _choose(ArrowFiles(copies).names() - {column}, labels, weights, wanted)
     _say_others(ArrowFiles(copies), column, {*wanted, *masks})
@@ -88,7 +88,7 @@ def arrow(
         for group in groups:
             values, begins, counts = group[WEIGHTS]
             group[WEIGHTS] = values.astype(np.float32), begins, counts
-    return TokenFiles(given, groups, [column, labels, [*masks], [*wanted]], wanted)
+    return TokenFiles(originals, groups, [column, labels, [*masks], [*wanted]], wanted)
 
 
 def _lists(place: str, column: pa.Array, feature: Feature | None) -> Lists:
@@ -146,7 +146,7 @@ def _require_all(place: str, values: pa.Array, counts: np.ndarray) -> None:
 
 
 def _choose(
-    there: Collection[str],
+    columns: Collection[str],
     labels: str | None,
     weights: str | Sequence[str] | None,
     features: Mapping[str, Feature],
@@ -159,7 +159,7 @@ def _choose(
     named = [weights] if isinstance(weights, str) else [*(weights or ())]
     named += [] if labels is None else [labels]
     others = [
-        name for name in (*MASKS, *UNCLEAR) if name in there and name not in {*named, *features}
+        name for name in (*MASKS, *UNCLEAR) if name in columns and name not in {*named, *features}
     ]
     if others and (named or weights is None):
         option = "labels" if others[0] == "labels" else "weights"
@@ -174,21 +174,21 @@ def _choose(
             f"the column {others[0]!r} says on which tokens to train; give {option}="
             f"{others[0]!r}{' as well' * bool(named)}, or weights=() to train on all tokens"
         )
-    if PACKED not in there and (starts := [name for name in STARTS if name in there]):
+    if PACKED not in columns and (starts := [name for name in STARTS if name in columns]):
         raise InvalidValue(
             f"the column {starts[0]!r} divides rows into sequences; add a column {PACKED}, the "
             f"sizes of the sequences of each row, or remove {starts[0]} to read each row as one"
         )
     layout = PADDING, PACKED, *BEGINS
-    named += [name for name in layout if name in there and name not in features]
+    named += [name for name in layout if name in columns and name not in features]
     return {name: Feature("example" if name == PROMPT else "targets") for name in named}
 
 
 def _say_others(source: ArrowFiles, column: str, read: Collection[str]) -> None:
     """Warns of columns that are not read: what they mean to whoever wrote them is not known."""
-    known = {column, PADDING, PACKED, *BEGINS, *STARTS, *MASKS, *UNCLEAR, *read}
+    expected = {column, PADDING, PACKED, *BEGINS, *STARTS, *MASKS, *UNCLEAR, *read}
     types = source.types()
-    if names := sorted(source.names() - known):
+    if names := sorted(source.names() - expected):
         logger.warning(
             "%s: columns that are not read: %s; give one that says on which tokens to train as "
             "weights= or labels=, and a feature in features=",
@@ -201,8 +201,8 @@ def _cut(lists: dict[str, Lists], column: str, features: Mapping[str, Feature]) 
     """Drops padding at the ends of rows, and divides rows into the sequences that they hold."""
     rows = lists[column][2]
     layout = PADDING, PACKED, *BEGINS
-    found = {name: lists.pop(name) for name in layout if name in lists and name not in features}
-    padding, packed = found.pop(PADDING, None), found.pop(PACKED, None)
+    columns = {name: lists.pop(name) for name in layout if name in lists and name not in features}
+    padding, packed = columns.pop(PADDING, None), columns.pop(PACKED, None)
     row, start, counts = np.arange(len(rows)), np.zeros_like(rows), rows
     numbers = 1 if padding is None else require_weights(_mask_of(padding, rows, PADDING), PADDING)
     mask = np.broadcast_to(numbers != 0, int(rows.sum()))
@@ -217,7 +217,7 @@ def _cut(lists: dict[str, Lists], column: str, features: Mapping[str, Feature]) 
             )
     if packed is None:
         _require_one(PADDING, np.broadcast_to(numbers, len(mask))[mask], np.not_equal, counts)
-        for name, marks in found.items():
+        for name, marks in columns.items():
             _require_one(name, _mask_of(marks, rows, name)[mask], BEGINS[name], counts)
     else:
         sizes, row = values_of(packed).astype(np.int64), row.repeat(packed[2])
@@ -271,8 +271,8 @@ def _weigh(
         else:
             mask = _mask_of(lists[name], counts, name)
         if name == labels:
-            mask, found = mask != IGNORED, mask
-            if (found != values_of(lists[column]))[mask].any():
+            mask, values = mask != IGNORED, mask
+            if (values != values_of(lists[column]))[mask].any():
                 raise InvalidValue(
                     f"the labels in {name!r} are not the ids in {column!r} where there is a loss; "
                     "give labels that are not shifted, as Hugging Face has them"

@@ -23,7 +23,7 @@ def duplicates(corpus: AnyCorpus) -> np.ndarray:
         corpus: a corpus, pairs, or several as one; for a view, its corpus is compared.
     """
     # The fields of views are drawn at random.
-    corpus = corpus.map_leaves(lambda each: getattr(each, "corpus", each))
+    corpus = corpus.map_leaves(lambda leaf: getattr(leaf, "corpus", leaf))
     lengths = np.reshape(corpus.lengths, (len(corpus), -1))
     some = np.flatnonzero(lengths.any(axis=1))
     # The rows of this table are equal where examples are.
@@ -38,7 +38,7 @@ def duplicates(corpus: AnyCorpus) -> np.ndarray:
 
 def _digests(side: Side, examples: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """128 bits of the SHA-256 of each example: uint64 [examples, 2]."""
-    found = bytearray()
+    digests = bytearray()
     wanted = () if side.has_tokens else None  # arrays are features alone
     for mine, fields in side.read_blocks(examples, 0 * examples, lengths, wanted):
         if side.trees is not None:  # groups with equal tokens may have different trees
@@ -48,5 +48,5 @@ def _digests(side: Side, examples: np.ndarray, lengths: np.ndarray) -> np.ndarra
         ends = np.cumsum(lengths[mine]).tolist()
         for begin, end in itertools.pairwise([0, *ends]):
             content = b"".join(field[begin:end].tobytes() for field in flat)
-            found += hashlib.sha256(content).digest()[:16]
-    return np.frombuffer(found, np.uint64).reshape(-1, 2)
+            digests += hashlib.sha256(content).digest()[:16]
+    return np.frombuffer(digests, np.uint64).reshape(-1, 2)

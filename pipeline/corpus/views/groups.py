@@ -51,7 +51,7 @@ class Groups(SingleCorpus):
         self.nodes, self.members, self.task = nodes, (nodes,), CAUSAL
         (self._side,) = nodes.sides.values()
         self.weighted, self.vocab_size, self.directory = True, nodes.vocab_size, nodes.directory
-        self.features = {name: each for name, each in nodes.features.items() if name != ABOVE}
+        self.features = {name: feature for name, feature in nodes.features.items() if name != ABOVE}
         self.identity = {**nodes.identity, "task": CAUSAL.name}
         self._sizes = nodes.lengths
         self._above = nodes.read_examples(np.arange(len(nodes)), [ABOVE])[ABOVE]
@@ -129,7 +129,7 @@ class Groups(SingleCorpus):
         sizes[(longer & ~fits)[group]] = 0
         longer &= fits
         places = np.flatnonzero(tree.branch & longer[group])
-        of, own = group[places], sizes[places]
+        of, leaf_sizes = group[places], sizes[places]
 
         def total(numbers: np.ndarray) -> np.ndarray:
             return np.bincount(of, numbers, len(self)).astype(np.int64)
@@ -138,13 +138,13 @@ class Groups(SingleCorpus):
         low, high = np.ones_like(room), np.full_like(room, max_length)
         while (low < high).any():
             middle = (low + high + 1) // 2
-            fits = total(np.minimum(own, middle[of])) <= room
+            fits = total(np.minimum(leaf_sizes, middle[of])) <= room
             low, high = np.where(fits, middle, low), np.where(fits, high, middle - 1)
         alike, partly = self._find_alike(tree, places, low[of])
-        kept = np.minimum(own, low[of])
-        cut, left = np.flatnonzero(own > kept), room - total(kept)
-        kept[cut] += count_before(of[cut], np.ones_like(cut)) < left[of[cut]]
-        sizes[places] = kept
+        short_sizes = np.minimum(leaf_sizes, low[of])
+        cut, left = np.flatnonzero(leaf_sizes > short_sizes), room - total(short_sizes)
+        short_sizes[cut] += count_before(of[cut], np.ones_like(cut)) < left[of[cut]]
+        sizes[places] = short_sizes
         sizes[np.isin(group, alike)] = 0
         self._num_alike, self._num_partly = len(alike), len(partly)
         self._sizes = sizes.astype(np.uint32)
@@ -164,22 +164,22 @@ class Groups(SingleCorpus):
         it, is compared without.
         """
         group = (np.cumsum(tree.root) - 1)[places]
-        own = self._sizes[places].astype(np.int64)
-        shown, parent = np.minimum(own, most), tree.parent[places]
+        leaf_sizes = self._sizes[places].astype(np.int64)
+        shown, parent = np.minimum(leaf_sizes, most), tree.parent[places]
         # Those that have as many tokens, after one parent, as another one, of which some are cut.
         kinds = parent * (1 + shown.max(initial=0)) + shown
         _, kind, counts = np.unique(kinds, return_inverse=True, return_counts=True)
-        wanted = (counts > 1) & (np.bincount(kind, own > most) > 0)
+        wanted = (counts > 1) & (np.bincount(kind, leaf_sizes > most) > 0)
         chosen = np.flatnonzero(wanted[kind])
         # By group and kind, the tokens that stay, and all.
         heads: dict[tuple[int, int], set[bytes]] = {}
         wholes: dict[tuple[int, int], set[bytes]] = {}
-        which, sizes = places[chosen], own[chosen]
+        which, sizes = places[chosen], leaf_sizes[chosen]
         for mine, fields in self._side.read_blocks(which, 0 * which, sizes):
-            parts = np.split(fields["inputs"], np.cumsum(sizes[mine])[:-1])
+            continuations = np.split(fields["inputs"], np.cumsum(sizes[mine])[:-1])
             at = chosen[mine]
             keys = zip(group[at].tolist(), kind[at].tolist(), strict=True)
-            for key, part, stay in zip(keys, parts, most[at].tolist(), strict=True):
+            for key, part, stay in zip(keys, continuations, most[at].tolist(), strict=True):
                 heads.setdefault(key, set()).add(part[:stay].tobytes())
                 wholes.setdefault(key, set()).add(part.tobytes())
         fewer = {key for key, some in heads.items() if len(some) < len(wholes[key])}
@@ -266,14 +266,14 @@ class Groups(SingleCorpus):
 
         Columns are as for `Corpus.from_groups`, with an entry for each group.
         """
-        known = check_features(features)
+        schemas = check_features(features)
         shapes = (
             Shape(self.nodes.lengths[begin:end], self._above[begin:end])
             for begin, end in itertools.pairwise(self._edges.tolist())
         )
-        more = divide_columns({TOKENS: shapes, **columns}, known)
+        more = divide_columns({TOKENS: shapes, **columns}, schemas)
         del more[TOKENS], more[ABOVE]
-        return Groups(self.nodes.with_features(more, features=known), self._max_length)
+        return Groups(self.nodes.with_features(more, features=schemas), self._max_length)
 
     def decode(self, index: int) -> str:
         """The text of a group: a line for each node, indented below its parent."""
@@ -281,10 +281,10 @@ class Groups(SingleCorpus):
             raise InvalidValue(f"{self!r:.200} was made without a tokenizer, so it has no text")
         which, tree = self._tree(np.array([range(len(self))[index]]))
         lines, depth = [], [0] * len(which)
-        for place, (node, parent) in enumerate(zip(which, tree.parent.tolist(), strict=True)):
-            depth[place] = depth[parent] + (place > 0)
+        for number, (node, parent) in enumerate(zip(which, tree.parent.tolist(), strict=True)):
+            depth[number] = depth[parent] + (number > 0)
             ids = self.nodes[int(node)]["inputs"][: self._sizes[node]]
-            lines.append("  " * depth[place] + self.tokenizer.decode(ids))
+            lines.append("  " * depth[number] + self.tokenizer.decode(ids))
         return "\n".join(lines)
 
     def arguments(self) -> dict[str, Any]:
@@ -298,5 +298,5 @@ class Groups(SingleCorpus):
 def truncate_groups(corpus: AnyCorpus, max_length: int) -> AnyCorpus:
     """The corpus with all groups in it cut by `Groups.truncate`."""
     return corpus.map_leaves(
-        lambda each: each.truncate(max_length) if isinstance(each, Groups) else each
+        lambda leaf: leaf.truncate(max_length) if isinstance(leaf, Groups) else leaf
     )

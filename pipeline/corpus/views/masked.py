@@ -50,8 +50,8 @@ class Masked(DrawnView):
         self.mask_id, self.rate = require_whole("mask_id", mask_id, 0), require_share("rate", rate)
         self.seed = require_whole("seed", seed, 0)
         marks = [mark for mark in self.marks if mark is not None]
-        kept = marks if keep_ids is None else keep_ids
-        self.keep_ids = sorted({require_whole("an id of keep_ids", each, 0) for each in kept})
+        ids = marks if keep_ids is None else keep_ids
+        self.keep_ids = sorted({require_whole("an id of keep_ids", id_, 0) for id_ in ids})
         self.vocab_size = num_ids = max(corpus.vocab_size or 0, self.mask_id + 1)
         names = "mask_id", "rate", "seed", "keep_ids"
         self._describe(**{name: getattr(self, name) for name in names})

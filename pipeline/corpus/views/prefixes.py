@@ -68,10 +68,10 @@ def _read(samples: Any) -> Ragged:
         for name, entries in columns.items()
         if name not in (TOKENS, WEIGHTS) and len(entries)
     }
-    parts = [part for _, part in divide_arrays(columns, {CAUSAL.side: features}, None)]
-    if not parts:
+    chunks = [chunk for _, chunk in divide_arrays(columns, {CAUSAL.side: features}, None)]
+    if not chunks:
         raise InvalidValue("samples are empty; give at least one sample")
-    ragged = Ragged.concatenate(parts)
+    ragged = Ragged.concatenate(chunks)
     if (short := np.flatnonzero(ragged.counts < 2)).size:
         raise InvalidValue(
             f"sample {short[0]} has {counted(int(ragged.counts[short[0]]), 'token')}; nothing can "
@@ -106,9 +106,11 @@ def _find_groups(
     """The roots; and for each token, where its values are in `ragged`, and its weight."""
     flat, counts = ragged.flat, ragged.counts
     begins = np.cumsum(counts) - counts
-    own = np.ones(len(flat), np.float32) if ragged.weights is None else ragged.weights.copy()
-    own[begins] = 0  # the first token of a sample is no target
-    values = [each.values for name, each in ragged.columns.items() if name not in (TOKENS, WEIGHTS)]
+    sample_weights = (
+        np.ones(len(flat), np.float32) if ragged.weights is None else ragged.weights.copy()
+    )
+    sample_weights[begins] = 0  # the first token of a sample is no target
+    values = [column.values for n, column in ragged.columns.items() if n not in (TOKENS, WEIGHTS)]
     # As bytes, the most significant first, samples are in the order of their tokens.
     ordered = flat.astype(">u4").tobytes()
     keys = [ordered[4 * b : 4 * (b + n)] for b, n in zip(begins.tolist(), counts, strict=True)]
@@ -120,7 +122,7 @@ def _find_groups(
         most = min(len(path), len(mine))
         path, mine = path[:most], mine[:most]
         same = flat[source[path]] == flat[mine]
-        both = (weights[path] > 0) & (own[mine] > 0)
+        both = (weights[path] > 0) & (sample_weights[mine] > 0)
         for column in values:
             equal = column[source[path]] == column[mine]
             same &= ~both | equal.all(axis=(*range(1, equal.ndim),))
@@ -142,9 +144,9 @@ def _find_groups(
         # The sample's own tokens follow those of the samples before it.
         path = np.append(path[:shared], np.arange(size, size + count - shared))
         source[path[shared:]] = mine[shared:]
-        learnt = (own[mine] > 0) & (weights[path] == 0)
+        learnt = (sample_weights[mine] > 0) & (weights[path] == 0)
         source[path[learnt]] = mine[learnt]
-        weights[path] += own[mine]
+        weights[path] += sample_weights[mine]
         if shared > 0:
             while stack[-1].depth >= shared:
                 stack.pop()
