@@ -65,25 +65,25 @@ class AddedFeatures(SingleCorpus):
 
 
 def find_added(
-    directory: epath.Path, names: Iterable[str], of: str
+    directory: epath.Path, names: Iterable[str], digest: str
 ) -> list[tuple[epath.Path, Manifest]]:
     """The directories of the added features `names` of the corpus in `directory`, of digest `of`.
 
     Each with its manifest.
     """
     paths = (directory / FEATURES).glob(f"*/{NAME}") if (directory / FEATURES).exists() else ()
-    every = {path.parent: path.parent.name for path in paths}
+    labels = {path.parent: path.parent.name for path in paths}
     added: dict[str, tuple[epath.Path, Manifest]] = {}
     for name in names:
-        folders = [folder for folder, label in every.items() if name in label.split("+")]
+        folders = [folder for folder, label in labels.items() if name in label.split("+")]
         if not folders:
-            options = sorted({feature for label in every.values() for feature in label.split("+")})
+            options = sorted({feature for label in labels.values() for feature in label.split("+")})
             raise InvalidValue(
                 f"no features were added to {os.fspath(directory)} as "
                 f"{suggest_option(str(name), options)}"
             )
         manifest = Manifest.read(folders[0] / NAME)
-        if manifest.origin != {"of": of}:
+        if manifest.origin != {"of": digest}:
             raise damage(folders[0] / NAME, "it is of another corpus")
         added[folders[0].name] = folders[0], manifest
     return list(added.values())
@@ -110,8 +110,8 @@ def add_features(
     with directory_lock(folder, "adding features"):
         stored = Manifest.read(folder / NAME).parts if (folder / NAME).exists() else None
         parts = []
-        made = _make_parts(counts, columns, schemas)
-        for number, (part, examples) in enumerate(zip(manifest.parts, made, strict=True)):
+        values = _make_parts(counts, columns, schemas)
+        for number, (part, examples) in enumerate(zip(manifest.parts, values, strict=True)):
             if stored is None:
                 parts.append(write_part(folder / part.file, examples).part)
             elif examples.digest != stored[number].sha256:

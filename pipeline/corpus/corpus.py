@@ -143,8 +143,8 @@ class Corpus(SingleCorpus):
                 raise InvalidValue(f"it is {loaded.fingerprint}")
             return loaded
         except (KeyError, TypeError, ValueError) as error:
-            seen = f"its tokenizer, {self.origin['tokenizer']}, cannot be loaded: {error}"
-            raise damage(self.directory / MANIFEST, seen) from error
+            reason = f"its tokenizer, {self.origin['tokenizer']}, cannot be loaded: {error}"
+            raise damage(self.directory / MANIFEST, reason) from error
 
     def with_features(
         self, columns: Mapping[str, Iterable[Any]], *, features: Mapping[str, Feature]
@@ -186,13 +186,13 @@ class Corpus(SingleCorpus):
         tasks = tasks_of(sides, [task])
         single = is_single(tasks, loss)
         with contextlib.ExitStack() as stack:
-            made = {}
-            for name, of in tasks.items():
+            writings = {}
+            for name, side_task in tasks.items():
                 folder = directory if single else directory / name
-                made[name] = stack.enter_context(_Writing(folder, of, vocab_size))
+                writings[name] = stack.enter_context(_Writing(folder, side_task, vocab_size))
             for side, part in parts:
-                made[side].append(part)
-            corpora = {name: writing.finish() for name, writing in made.items()}
+                writings[side].append(part)
+            corpora = {name: writing.finish() for name, writing in writings.items()}
         if single:
             return corpora[task.side]
         record_sides(directory, [*sides], loss)
@@ -283,8 +283,8 @@ class Corpus(SingleCorpus):
         if self.tokenizer is not None:
             expected["vocab_size"] = self.tokenizer.vocab_size
         for name, value in expected.items():
-            if (said := getattr(self.manifest, name)) != value:
-                raise damage(self.directory / MANIFEST, f"its {name} is {said}, not {value}")
+            if (recorded := getattr(self.manifest, name)) != value:
+                raise damage(self.directory / MANIFEST, f"its {name} is {recorded}, not {value}")
         files = {*self.manifest.parts.strings("file")}
         for path in self.directory.glob("part-*.arrow"):
             if path.name not in files:

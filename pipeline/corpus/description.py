@@ -105,9 +105,9 @@ def from_json(value: Any, root: epath.PathLike = ".") -> Any:
         entries["directory"] = as_path(root) / entries["directory"]
     if make := VALUES.get(kind):
         return make(**entries)
-    if (made := _find(kind)) is None:
+    if (corpus_class := _find(kind)) is None:
         raise InvalidValue(f"there is no kind of corpus {suggest_option(kind, [*CLASSES])}")
-    return made.make(**entries)
+    return corpus_class.make(**entries)
 
 
 def _find(kind: Any) -> type[AnyCorpus] | None:

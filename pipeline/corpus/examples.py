@@ -60,10 +60,10 @@ class Examples(Renumbered):
             chunks[side].append(chunk)
         if not all(chunks.values()):
             raise InvalidValue("examples are empty; give at least one example")
-        tasks, made = tasks_of(sides, [task]), dict[str, AnyCorpus]()
-        for name, some in chunks.items():
-            made[name] = InMemory(Ragged.concatenate(some), tasks[name], vocab_size)
-        self._hold(made[task.side] if is_single(tasks, loss) else Sides(made, loss=loss))
+        tasks, corpora = tasks_of(sides, [task]), dict[str, AnyCorpus]()
+        for name, of_side in chunks.items():
+            corpora[name] = InMemory(Ragged.concatenate(of_side), tasks[name], vocab_size)
+        self._hold(corpora[task.side] if is_single(tasks, loss) else Sides(corpora, loss=loss))
 
     def _hold(self, corpus: AnyCorpus) -> None:
         super().__init__([corpus])

@@ -40,8 +40,8 @@ class _Spellings(abc.ABCMeta):
         def spelling(*paths: files.Paths, **options: Any) -> "InPlace":
             return cls(name, [*paths], **options)
 
-        made = registry.find("tokens", name).make
-        spelling.__name__, spelling.__doc__ = name, inspect.getdoc(made)
+        make = registry.find("tokens", name).make
+        spelling.__name__, spelling.__doc__ = name, inspect.getdoc(make)
         return spelling
 
     def __dir__(cls) -> list[str]:
@@ -166,16 +166,16 @@ class InPlace(SingleCorpus, metaclass=_Spellings):
         )
         thirds = (np.stack(triple, axis=1).ravel() for triple in triples)
         fields = self.reader.read(Pieces(examples.repeat(3), *thirds), ())
-        at, result = np.cumsum(sizes) - sizes, {}
+        begins, result = np.cumsum(sizes) - sizes, {}
         last = sizes > before + stored
         for name, values in fields.items():
             values = values.copy()
-            values[at[before > 0]] = (begin or 0) if name == "inputs" else 1
-            values[(at + sizes - 1)[last]] = (end or 0) if name == "inputs" else 1
+            values[begins[before > 0]] = (begin or 0) if name == "inputs" else 1
+            values[(begins + sizes - 1)[last]] = (end or 0) if name == "inputs" else 1
             feature = LOSS_WEIGHTS if name == "loss_weights" else TOKEN_IDS
-            of = WEIGHTS if name == "loss_weights" else TOKENS
-            for field, shift in self.task.fields_of(of, feature).items():
-                result[field] = gather(values, at + shift, lengths, reach)
+            column = WEIGHTS if name == "loss_weights" else TOKENS
+            for field, shift in self.task.fields_of(column, feature).items():
+                result[field] = gather(values, begins + shift, lengths, reach)
         return result
 
     @computed
@@ -210,8 +210,8 @@ class InPlace(SingleCorpus, metaclass=_Spellings):
 
     def verify(self) -> None:
         """Reads everything, and refuses ids that are negative or not below the vocabulary size."""
-        every = np.arange(len(self))
-        for _ in self.read_blocks(every, 0 * every, self.lengths.astype(np.int64)):
+        numbers = np.arange(len(self))
+        for _ in self.read_blocks(numbers, 0 * numbers, self.lengths.astype(np.int64)):
             pass
 
     def arguments(self) -> dict[str, Any]:

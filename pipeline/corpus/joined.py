@@ -50,8 +50,8 @@ class Joined(Renumbered):
                     f"{member!r:.80} has other lengths than {corpus!r:.80}; join corpora of the "
                     "same examples, in the same order"
                 )
-        every = [name for member in self.members for name in member.features]
-        if both := {name for name in every if every.count(name) > 1}:
+        names = [name for member in self.members for name in member.features]
+        if both := {name for name in names if names.count(name) > 1}:
             raise InvalidValue(
                 f"two of the corpora have a feature {min(both)!r}; give them different names"
             )
@@ -101,16 +101,16 @@ class JoinedSide(Side):
         first, *others = self._sides
         fields = first.read(*pieces, [name for name in names if name in first.features])
         for side in others:
-            if here := [name for name in names if name in side.features]:
-                read = side.read(*pieces, here)
-                fields |= {name: read[name] for name in here}
+            if side_names := [name for name in names if name in side.features]:
+                read = side.read(*pieces, side_names)
+                fields |= {name: read[name] for name in side_names}
         return fields
 
     def _read_examples(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
         fields = Fields()
         for side in self._sides:
-            here = [name for name in names if name in side.features]
-            fields |= side.read_examples(examples, here)
+            side_names = [name for name in names if name in side.features]
+            fields |= side.read_examples(examples, side_names)
         return {name: fields[name] for name in names}
 
     def read_nodes(self, examples: np.ndarray) -> Nodes:

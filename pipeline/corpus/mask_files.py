@@ -40,7 +40,7 @@ def leave_out_masks(paths: Sequence[epath.Path], weights: files.Paths | None) ->
             words = {**_list(folder), **candidates}
         else:
             words = candidates
-        marked = {path for path, some in words.items() if _marks(some) and path.is_file()}
+        marked = {path for path in words if _marks(words[path]) and path.is_file()}
         endings = {path.suffix for path in marked.union(candidates)}
         by_word = defaultdict[str, set[epath.Path]](set)
         for path in words if marked else ():
@@ -49,29 +49,30 @@ def leave_out_masks(paths: Sequence[epath.Path], weights: files.Paths | None) ->
                     by_word[word].add(path)
         owners = {path: _find_owners(path, words, by_word) for path in sorted(marked)}
         among = [path for path in candidates if path in marked and owners[path][1]]
-        mine = set(candidates).difference(among)
+        token_files = set(candidates).difference(among)
         if among and weights == ():
             text = "masks or labels by their names, and not read: %s"
             logger.warning(text, name_some([*map(os.fspath, among)], 3))
-        if weights is None and not mine:
+        if weights is None and not token_files:
             raise InvalidValue(
                 f"{name_some([*map(os.fspath, among)], 3)} are masks or labels by their names; "
                 "give the files of tokens, or weights=() to read these as tokens"
             )
-        tokens += [path for path in candidates if path in mine] or candidates
-        for path, (of, is_mask) in owners.items():
+        tokens += [path for path in candidates if path in token_files] or candidates
+        for path, (token_paths, is_mask) in owners.items():
+            file_owners = token_paths & token_files
             if is_mask:
-                masks |= {owner: masks.get(owner, path) for owner in of & mine}
-            elif of & mine and path.suffix in {candidate.suffix for candidate in candidates}:
+                masks |= {owner: masks.get(owner, path) for owner in file_owners}
+            elif file_owners and path.suffix in {candidate.suffix for candidate in candidates}:
                 unclear.append(path)
     if weights is not None:
         return tokens
     if masks:
         token = next(path for path in paths if path in masks)
-        some = name_some([repr(os.fspath(path)) for path in sorted({*masks.values()})], 2)
+        names = name_some([repr(os.fspath(path)) for path in sorted({*masks.values()})], 2)
         raise InvalidValue(
             f"{os.fspath(masks[token])}, by its name, says of {token.name} on which tokens to "
-            f"train; give weights={some}, a file {A_MASK} (write one if it has other entries), or "
+            f"train; give weights={names}, a file {A_MASK} (write one if it has other entries), or "
             "weights=() to train on all"
         )
     if unclear:
@@ -85,11 +86,11 @@ def _list(folder: epath.Path) -> dict[epath.Path, set[str]]:
 
     The words of the name of such a folder are those of masks, or in the name of `folder`, too.
     """
-    words_by_path, whole = {path: _words(path) for path in _visible(folder)}, folder
+    words_by_path, absolute = {path: _words(path) for path in _visible(folder)}, folder
     if is_local(folder):
-        whole = as_path(os.path.abspath(folder))
-    for candidate in [*words_by_path, *(_visible(whole.parent) if is_local(folder) else ())]:
-        new = _words(candidate) - _words(whole)
+        absolute = as_path(os.path.abspath(folder))
+    for candidate in [*words_by_path, *(_visible(absolute.parent) if is_local(folder) else ())]:
+        new = _words(candidate) - _words(absolute)
         if new <= _marks(new) and any(map(MASK.fullmatch, new)) and candidate.is_dir():
             words_by_path |= {path: new | _words(path) for path in _visible(candidate)}
     return words_by_path

@@ -54,10 +54,10 @@ def draw(
     for number in (np.array([epoch]), examples):
         keys = mix(keys + GAMMA) + number.astype(np.uint64) * GAMMA
     keys = mix(keys + GAMMA)
-    places = ranges(starts, sizes).view(np.uint64) + np.uint64(1)
-    places *= GAMMA
-    places += np.repeat(keys, sizes)
-    return mix(places)
+    states = ranges(starts, sizes).view(np.uint64) + np.uint64(1)
+    states *= GAMMA
+    states += np.repeat(keys, sizes)
+    return mix(states)
 
 
 def is_held_out(numbers: np.ndarray, share: float) -> np.ndarray:
@@ -77,9 +77,9 @@ def hash_rows(values: np.ndarray, salt: int = 0) -> np.ndarray:
     True
     """
     columns = values.reshape(len(values), -1)
-    whole = columns.dtype.kind in "biu"
+    is_whole = columns.dtype.kind in "biu"
     # Equal floats have equal bits, but for -0.0, to which 0 is added.
-    numbers = columns.astype(np.int64) if whole else columns.astype(np.float64) + 0.0
+    numbers = columns.astype(np.int64) if is_whole else columns.astype(np.float64) + 0.0
     hashes = np.zeros(len(values), np.uint64)
     for column in np.ascontiguousarray(numbers).view(np.uint64).T:
         hashes = mix(hashes + GAMMA) + column * GAMMA

@@ -82,9 +82,10 @@ class Side:
     ) -> Iterator[tuple[slice, Fields]]:
         """The fields of many pieces, some `POSITIONS` positions at a time, and which pieces."""
         blocks = np.cumsum(lengths, dtype=np.int64) // POSITIONS
-        for block in np.unique(blocks):
-            mine = slice(*np.searchsorted(blocks, [block, block + 1]).tolist())
-            yield mine, self.read(examples[mine], starts[mine], lengths[mine], features=features)
+        for number in np.unique(blocks):
+            block = slice(*np.searchsorted(blocks, [number, number + 1]).tolist())
+            pieces = examples[block], starts[block], lengths[block]
+            yield block, self.read(*pieces, features=features)
 
     def _require_positions(self, pieces: Pieces) -> None:
         """Refuses pieces that are not within their examples, or do not fit their places."""

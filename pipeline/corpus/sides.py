@@ -53,8 +53,8 @@ class Sides(AnyCorpus):
                 f"{len(corpus):,} {name}" for name, corpus in self.by_name.items()
             )
             raise InvalidValue(f"there are {counts}; give equally many, in the same order")
-        every = [name for side in self.sides.values() for name in side.features]
-        if both := {name for name in every if every.count(name) > 1}:
+        names = [name for side in self.sides.values() for name in side.features]
+        if both := {name for name in names if names.count(name) > 1}:
             raise InvalidValue(
                 f"{' and '.join(self.by_name)} both have a feature {min(both)!r}; give them "
                 "different names"

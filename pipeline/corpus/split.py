@@ -29,20 +29,20 @@ class Split(View):
         dtype = np.uint32 if count < 1 << 32 else np.int64
         is_held = np.unpackbits(self._find(corpus), count=count).view(bool)
         self.numbers = np.concatenate(
-            [some[is_held[some] == self.held_out].astype(dtype) for some in prng.blocks(count)]
+            [block[is_held[block] == self.held_out].astype(dtype) for block in prng.blocks(count)]
         )
         super().__init__(corpus, self.numbers)
         if not len(self.numbers):
-            of = counted(count, "example")
+            total = counted(count, "example")
             if by is not None and (keys := _count_keys(corpus, by)) < count:
-                of = f"{of}, which have {counted(keys, 'value')} of {by!r},"
+                total = f"{total}, which have {counted(keys, 'value')} of {by!r},"
                 if keys == 1:
                     raise InvalidValue(
-                        f"by is {by!r}, and {of} would all be on one side; give a feature whose "
+                        f"by is {by!r}, and {total} would all be on one side; give a feature whose "
                         "values differ, or omit by="
                     )
             raise InvalidValue(
-                f"hold_out is {self.hold_out}, and by their {by or 'numbers'} none of the {of} "
+                f"hold_out is {self.hold_out}, and by their {by or 'numbers'} none of the {total} "
                 f"{'is held out' if held_out else 'is left to train on'}; give a share nearer to "
                 "one half, or split a larger corpus"
             )
@@ -59,11 +59,11 @@ class Split(View):
             below, by = prng.threshold(self.hold_out), self.by
             bits = [
                 np.packbits(
-                    prng.is_held_out(some, self.hold_out)
+                    prng.is_held_out(block, self.hold_out)
                     if by is None
-                    else prng.hash_rows(corpus.read_examples(some, [by])[by], depth) < below
+                    else prng.hash_rows(corpus.read_examples(block, [by])[by], depth) < below
                 )
-                for some in prng.blocks(len(corpus))
+                for block in prng.blocks(len(corpus))
             ]
             return b"".join(array.tobytes() for array in bits)
 
@@ -84,8 +84,8 @@ def _count_splits(corpus: AnyCorpus) -> int:
 def _count_keys(corpus: AnyCorpus, by: str) -> int:
     """How many values a feature has."""
     hashes: set[int] = set()
-    for some in prng.blocks(len(corpus)):
-        hashes |= {*prng.hash_rows(corpus.read_examples(some, [by])[by]).tolist()}
+    for block in prng.blocks(len(corpus)):
+        hashes |= {*prng.hash_rows(corpus.read_examples(block, [by])[by]).tolist()}
     return len(hashes)
 
 

@@ -53,8 +53,8 @@ class Task:
 
     def check(self, features: Mapping[str, Feature] | None) -> dict[str, Feature]:
         """`features` as a dict; refuses those that examples of this task alone cannot have."""
-        for side, mine in divide_features([self], features).items():
-            for name, feature in mine.items():
+        for side, schemas in divide_features([self], features).items():
+            for name, feature in schemas.items():
                 beside = side != self.side and self.has_tokens
                 if beside or feature.to is not None:
                     what = f"is of the side {side!r}" if beside else "is a pointer"

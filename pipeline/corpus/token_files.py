@@ -66,8 +66,8 @@ def signs(
     """
 
     def mark(read: Read) -> Read:
-        made: Any = read
-        made.recognises, made.suggest, made.by_name = recognises, suggest, by_name
+        reader: Any = read
+        reader.recognises, reader.suggest, reader.by_name = recognises, suggest, by_name
         return read
 
     return mark
@@ -149,20 +149,20 @@ def load_array(path: epath.Path) -> np.ndarray:
         raise damaged(path, f"NumPy finds no whole .npy array in it ({error})") from error
 
 
-def _read_mask(path: epath.Path, tokens: int, of: epath.Path) -> np.ndarray:
+def _read_mask(path: epath.Path, tokens: int, owner: epath.Path) -> np.ndarray:
     """The mask of the tokens of a file `of`: bools [tokens], from bytes or an array of NumPy."""
     is_array = read_head(path).startswith(NPY)
     values = load_array(path) if is_array else read_numbers(path, np.dtype(np.uint8))
-    wanted = f"give a file {A_MASK}"
+    advice = f"give a file {A_MASK}"
     if values.shape != (tokens,):
         cut = "is cut short, or " if values.size < tokens else ""
         raise InvalidValue(
-            f"{os.fspath(path)} {cut}does not belong to {os.fspath(of)}: it has {values.size:,} "
-            f"{'entries' if is_array else 'bytes'} for {tokens:,} tokens; {wanted}"
+            f"{os.fspath(path)} {cut}does not belong to {os.fspath(owner)}: it has {values.size:,} "
+            f"{'entries' if is_array else 'bytes'} for {tokens:,} tokens; {advice}"
         )
-    some = values[:CHECKED]
-    for wrong in some[(some != 0) & (some != 1)][:1]:
-        raise InvalidValue(f"{os.fspath(path)} holds {wrong}, which is not 0 or 1; {wanted}")
+    entries = values[:CHECKED]
+    for wrong in entries[(entries != 0) & (entries != 1)][:1]:
+        raise InvalidValue(f"{os.fspath(path)} holds {wrong}, which is not 0 or 1; {advice}")
     return values.view(bool) if values.itemsize == 1 else values.astype(bool)
 
 
@@ -185,8 +185,8 @@ def divide(
             f"{A_MASK}, for each file of tokens"
         )
     if paths:
-        three = zip(paths, arrays, token_paths, strict=False)
-        columns[WEIGHTS] = [_read_mask(path, len(values), of) for path, values, of in three]
+        triples = zip(paths, arrays, token_paths, strict=False)
+        columns[WEIGHTS] = [_read_mask(path, len(values), owner) for path, values, owner in triples]
     firsts, groups = np.cumsum([0, *map(len, arrays)]), []
     begins = np.concatenate([at + n for (at, _), n in zip(borders, firsts, strict=False)])
     counts = np.concatenate([sizes for _, sizes in borders])
@@ -196,12 +196,12 @@ def divide(
     changes = np.flatnonzero(np.diff(2 * array + (ends > firsts[array + 1]))) + 1
     for group in np.split(np.arange(len(begins)), changes) if len(begins) else ():
         first, low, high = int(array[group[0]]), begins[group].min(), ends[group].max()
-        which = slice(first, max(int(np.searchsorted(firsts, high)), first + 1))
+        span = slice(first, max(int(np.searchsorted(firsts, high)), first + 1))
         lists = {}
-        for name, some in columns.items():
+        for name, column in columns.items():
             pieces = [
-                values[max(low - at, 0) : high - at]
-                for values, at in zip(some[which], firsts[which], strict=True)
+                values[max(low - begin, 0) : high - begin]
+                for values, begin in zip(column[span], firsts[span], strict=True)
             ]
             values = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
             lists[name] = values, begins[group] - low, counts[group]

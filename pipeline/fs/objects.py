@@ -265,10 +265,10 @@ def download(path: epath.PathLike, file: epath.PathLike, *, size: int | None = N
     The file has that size at once, but is complete only at the end: give a temporary name.
     """
     length: int = head(path)["size"] if size is None else size
-    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666), "wb") as whole:
-        whole.truncate(length)
+    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666), "wb") as target:
+        target.truncate(length)
         for piece in read_pieces(path, length):
-            whole.write(piece)
+            target.write(piece)
     return length
 
 
@@ -277,8 +277,8 @@ def read_pieces(path: epath.PathLike, size: int) -> Iterator[Buffer]:
     begins = range(0, size, PIECE)
     # The first piece comes alone, so that a storage that always fails gets only one request.
     later = [begins[at : at + REQUESTS] for at in range(1, len(begins), REQUESTS)]
-    for some in (begins[:1], *later):
-        yield from get_ranges([path] * len(some), some, [min(b + PIECE, size) for b in some])
+    for batch in (begins[:1], *later):
+        yield from get_ranges([path] * len(batch), batch, [min(b + PIECE, size) for b in batch])
 
 
 def get_ranges(
@@ -316,8 +316,8 @@ def heads(paths: Sequence[epath.PathLike]) -> list[Mapping[str, Any] | None]:
     folders: dict[str, list[str]] = {}
     for path in [os.fspath(path) for path in paths]:
         folders.setdefault(path.rpartition("/")[0], []).append(path)
-    few = [path for mine in folders.values() if len(mine) <= REQUESTS for path in mine]
-    many = [folder for folder, mine in folders.items() if len(mine) > REQUESTS]
+    few = [path for names in folders.values() if len(names) <= REQUESTS for path in names]
+    many = [folder for folder, names in folders.items() if len(names) > REQUESTS]
     metadata = dict(zip(few, together(_find, few), strict=True))
     for folder, listed in zip(many, together(_list, many), strict=True):
         metadata |= {

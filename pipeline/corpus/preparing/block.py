@@ -204,8 +204,8 @@ class BlockEncoder:
                 self._fail(first, error)
                 return [self._encode_now([self._nothing[side]], side)]
         half = len(items) // 2
-        halves = (items[:half], first), (items[half:], first + half)
-        return [chunk for half_items, at in halves for chunk in self._encode(half_items, side, at)]
+        before = self._encode(items[:half], side, first)
+        return before + self._encode(items[half:], side, first + half)
 
     def _encode_now(self, items: Sequence[Any], side: str) -> Ragged:
         if self._job.fields is None:
@@ -219,10 +219,10 @@ class BlockEncoder:
         self, counts: np.ndarray, wrong: np.ndarray, describe: Callable[[int], str]
     ) -> None:
         """Fails the records of wrong tokens, each with the description of its first."""
-        at = np.flatnonzero(wrong)
-        of = np.searchsorted(np.cumsum(counts), at, side="right") // self._job.nodes
-        records, first = np.unique(of, return_index=True)
-        for number, position in zip(records.tolist(), at[first].tolist(), strict=True):
+        positions = np.flatnonzero(wrong)
+        numbers = np.searchsorted(np.cumsum(counts), positions, side="right") // self._job.nodes
+        records, first = np.unique(numbers, return_index=True)
+        for number, position in zip(records.tolist(), positions[first].tolist(), strict=True):
             self._fail(number, InvalidValue(describe(position)))
 
     def _require_ids(self, chunk: Ragged) -> None:
@@ -292,18 +292,18 @@ class BlockEncoder:
                 sizes = counts.get(side, [0])
                 for name in features.keys() & arrays.keys():
                     arrays[name] += values.get(name) or _zeros(features[name], sizes)
-        made = {}
+        result = {}
         for side, features in job.sides.items():
             columns = dict(chunks[side].columns) if side in chunks else {}
             for name, schema in features.items():  # always in one order
                 own_values = arrays[name] if name in arrays else [columns.pop(name).values]
                 columns[name] = Column(schema, np.concatenate(own_values))
             if side in chunks:
-                made[side] = dataclasses.replace(chunks[side], columns=columns)
+                result[side] = dataclasses.replace(chunks[side], columns=columns)
             else:
                 sizes = [len(values) for values in arrays[cast(str, find_lead(features))]]
-                made[side] = Ragged(np.array(sizes, np.int64), columns)
-        return made
+                result[side] = Ragged(np.array(sizes, np.int64), columns)
+        return result
 
     def _values_of(
         self,

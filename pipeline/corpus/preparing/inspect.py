@@ -76,8 +76,8 @@ class Inspection:
             if about == LOST:
                 most = ", ".join(repr(character) for character, _ in self.lost.most_common(5))
                 more = f" ({self.lost.total():,} of {self.characters:,} characters, as {most})"
-            of = f"{count:,} of {counted(self.records, 'record')}"
-            yield f"in a sample, {of} {about}{more}; the first: {first}"
+            share = f"{count:,} of {counted(self.records, 'record')}"
+            yield f"in a sample, {share} {about}{more}; the first: {first}"
         unused = {name: n for name, n in self.fields.items() if name not in self.read}
         if unused:
             names = (
@@ -129,8 +129,8 @@ def _draw(records: Sharded, shards: Sequence[Shard]) -> Iterator[Block]:
         for block in itertools.islice(read, depth):
             total = len(block.records)
             chosen = sorted({at * total // most for at in range(most)}) if total else []
-            some = [block.records[at] for at in chosen], [block.places[at] for at in chosen]
-            yield Block(*some, block.unit, None)
+            sample = [block.records[at] for at in chosen], [block.places[at] for at in chosen]
+            yield Block(*sample, block.unit, None)
 
 
 class _Look:
@@ -165,8 +165,8 @@ class _Look:
             if number in encoder.failed:
                 continue
             for side, of_side in ids.items():
-                whole = self._job.fields is not None
-                nodes = [[(item[side],)]] if whole else item[side]
+                is_text = self._job.fields is not None
+                nodes = [[(item[side],)]] if is_text else item[side]
                 self._compare(nodes, of_side[number * size : (number + 1) * size], number)
         inspection.tokens += sum(int(chunk.counts.sum()) for chunk in of_tokens.values())
 
@@ -188,11 +188,11 @@ class _Look:
             example, is_own = finding
             # The text of a record is text as it should be, and `strict` allows it.
             (self._differ if is_own else self._note)(UNPARSED, example, number)
-        wholes = [(texts[0], node_ids[0])]
+        sequences = [(texts[0], node_ids[0])]
         if len(nodes) > 1:  # a continuation goes on from its prefix
             pairs = zip(texts[1:], node_ids[1:], strict=True)
-            wholes = [(texts[0] + text, np.append(node_ids[0], ids)) for text, ids in pairs]
-        changed = [(text, now) for text, ids in wholes if (now := tokenizer.spell(ids)) != text]
+            sequences = [(texts[0] + text, np.append(node_ids[0], ids)) for text, ids in pairs]
+        changed = [(text, now) for text, ids in sequences if (now := tokenizer.spell(ids)) != text]
         if changed:
             lost = _find_lost(*changed[0])
             self._inspection.lost += lost

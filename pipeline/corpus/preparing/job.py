@@ -79,9 +79,9 @@ class Job:
         require_type("field", self.field, str, "the name of a field of records")
         require_type("loss", self.loss, str | None, "the name of a side, or None")
         if self.task != CAUSAL and self.tasks != [self.task]:
-            made = "pairs" if traits_of(self.template).sides else "groups"
+            kinds = "pairs" if traits_of(self.template).sides else "groups"
             raise InvalidValue(
-                f"the template {templates.fingerprint(self.template)} makes {made}, which are of "
+                f"the template {templates.fingerprint(self.template)} makes {kinds}, which are of "
                 f"the task 'causal', and the task is {self.task.name!r}; leave task= out"
             )
         if TARGETS in self.tasks and cast(Tokenizer, self.tokenizer).begin_id is None:

@@ -151,9 +151,9 @@ def prepare_share(
     shards = job.records.shards()
     if number == 0 or job.strict:
         _inspect(work, shards)
-    mine = list(enumerate(shards))[number::shares]
+    numbered = list(enumerate(shards))[number::shares]
     name = f"share {number} of {shares}"
-    _run(engine or Processes(), work, mine, name=name, progress=progress)
+    _run(engine or Processes(), work, numbered, name=name, progress=progress)
     with _discarding(work):
         job.require_unchanged()
 
@@ -187,13 +187,13 @@ def prepare_job(
         work.remove_logs()
     for folder in work.directories.values():  # or came late, and was killed
         remove_leftovers(folder, TEMPORARY)
-    made = {side: Corpus(folder) for side, folder in work.directories.items()}
-    for side, corpus in made.items():
+    corpora = {side: Corpus(folder) for side, folder in work.directories.items()}
+    for side, corpus in corpora.items():
         require_same_origin(work.directories[side], corpus.origin, origin)
         corpus.require_task(job.side_tasks[side])
     if not job.is_single:
-        return as_sides(made, job.loss)
-    (corpus,) = made.values()
+        return as_sides(corpora, job.loss)
+    (corpus,) = corpora.values()
     return read_as(corpus)
 
 
@@ -247,16 +247,16 @@ def _run(
     total = sum(shard.bytes for _, shard in items)
     done = total - sum(shard.bytes for shard in missing.values())
     options: dict = {"unit": "B", "unit_scale": True, "total": total, "initial": done}
-    every, started = 0, time.monotonic()
+    total_tokens, started = 0, time.monotonic()
     with (
         _explaining(work),
         Bar(name, shown=progress, **options) as bar,
         contextlib.closing(engine.run(work, list(missing.items()))) as results,
     ):
         for number, tokens in results:
-            every += tokens
-            rate = every / max(time.monotonic() - started, 1e-9)
-            postfix = f"{every / 1e6:,.1f} M tokens, {rate / 1e6:.2f} M/s"
+            total_tokens += tokens
+            rate = total_tokens / max(time.monotonic() - started, 1e-9)
+            postfix = f"{total_tokens / 1e6:,.1f} M tokens, {rate / 1e6:.2f} M/s"
             bar.set_postfix_str(postfix, refresh=False)
             if shard := missing.pop(number, None):  # else repeated by the engine
                 bar.update(shard.bytes)
@@ -300,8 +300,8 @@ def _finish(work: Work, manifests: Mapping[str, Manifest], shards: int, engine: 
             # A name that is not UTF-8 is spelled as JSON can, with escapes.
             file.writelines(f"{line}\n".encode(errors="backslashreplace") for line in failures)
         text = "%s of %s records failed and have no tokens; %s lists them: %s"
-        every, failed = f"{examples // work.job.nodes:,}", f"{len(failures):,}"
-        logger.warning(text, failed, every, os.fspath(path), _count_reasons(failures))
+        num_records, failed = f"{examples // work.job.nodes:,}", f"{len(failures):,}"
+        logger.warning(text, failed, num_records, os.fspath(path), _count_reasons(failures))
     for directory, manifest, counts in todo:
         finish(directory, manifest, counts)
 
@@ -318,11 +318,11 @@ def _list_failures(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         first += sum(part["examples"] for part in record["parts"])
 
 
-def _describe_notes(records: Sequence[Mapping[str, Any]], every: int) -> list[str]:
+def _describe_notes(records: Sequence[Mapping[str, Any]], num_records: int) -> list[str]:
     """A sentence for each kind of note, with the number of records and the first of them."""
     notes: Notes = functools.reduce(add_notes, (record.get("notes", {}) for record in records), {})
     return [
-        f"{count:,} of {counted(every, 'record')} {about}; the first: {first}"
+        f"{count:,} of {counted(num_records, 'record')} {about}; the first: {first}"
         for about, (count, first) in notes.items()
     ]
 
@@ -348,8 +348,8 @@ def _require_tokens(
 
 def _count_reasons(failures: Sequence[str]) -> str:
     """The number of failures of each kind: the beginning of their reasons, without numbers."""
-    every = (json.loads(line)["reason"] for line in failures)
-    bare = (re.sub("^it does not suit the template [^:]*: ", "", reason) for reason in every)
+    full_reasons = (json.loads(line)["reason"] for line in failures)
+    bare = (re.sub("^it does not suit the template [^:]*: ", "", reason) for reason in full_reasons)
     reasons = [re.split(r"[:;(]|\.(?=\s|$)", reason)[0].strip() for reason in bare]
     kinds = collections.Counter(re.sub(r"[\d,]*\d", "…", reason) for reason in reasons)
     return name_some([f"{count:,} × {kind}" for kind, count in kinds.most_common()])

@@ -181,9 +181,9 @@ class Work:
                     size = job.tokenizer.vocab_size
                 kind: Any = {"task": task, "origin": job.origin, "vocab_size": size}
                 parts = [write_part(path, examples, **kind).part]
-            rest: Any = {"next": piece.next, "failed": failed, "origin": self.origin}
+            entries: Any = {"next": piece.next, "failed": failed, "origin": self.origin}
             try:
-                write_record(directory, shard, number, parts=parts, notes=notes, **rest)
+                write_record(directory, shard, number, parts=parts, notes=notes, **entries)
                 tokens += sum(part.tokens for part in parts)
             except FileExistsError:
                 self._require_same(directory, shard, number, parts)
@@ -208,25 +208,25 @@ def divide(job: Job, blocks: Iterable[Block], most: tuple[int, int]) -> Iterator
     If less than a fraction of a part follows, that joins the part. So a part is known when enough
     of the next one is.
     """
-    held: list[Encoded] = []  # one of each block that is in no part yet
+    pending: list[Encoded] = []  # one of each block that is in no part yet
     full = 0  # how many of them make a full part
     for block in blocks:
-        held.append(encode_block(job, block))
+        pending.append(encode_block(job, block))
         block.records.clear()  # a text may be very long
-        if full and _reaches(held[full:], most, REST):
-            yield _join(held[:full])
-            held, full = held[full:], 0
-        if not full and _reaches(held, most) and block.next is not None:
-            full = len(held)
-    if held:
-        yield _join(held)
+        if full and _reaches(pending[full:], most, REST):
+            yield _join(pending[:full])
+            pending, full = pending[full:], 0
+        if not full and _reaches(pending, most) and block.next is not None:
+            full = len(pending)
+    if pending:
+        yield _join(pending)
 
 
 def _reaches(pieces: Sequence[Encoded], most: tuple[int, int], fraction: int = 1) -> bool:
     """Whether pieces have one part in `fraction` of a full part's examples or tokens."""
-    every = [of_side for piece in pieces for of_side in piece.examples.values()]
+    chunks = [of_side for piece in pieces for of_side in piece.examples.values()]
     examples = sum(len(next(iter(p.examples.values())).counts) for p in pieces if p.examples)
-    size = sum(of_side.size for of_side in every)
+    size = sum(of_side.size for of_side in chunks)
     return fraction * examples >= most[0] or fraction * size >= most[1]
 
 
@@ -239,5 +239,5 @@ def _join(pieces: Sequence[Encoded]) -> Encoded:
             chunks.setdefault(side, []).append(examples)
         before += len(next(iter(piece.examples.values())).counts) if piece.examples else 0
     notes: Notes = functools.reduce(add_notes, (piece.notes for piece in pieces), {})
-    whole = {side: Ragged.concatenate(several) for side, several in chunks.items()}
-    return Encoded(whole, failed, pieces[-1].next, notes)
+    merged = {side: Ragged.concatenate(several) for side, several in chunks.items()}
+    return Encoded(merged, failed, pieces[-1].next, notes)

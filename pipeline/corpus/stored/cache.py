@@ -149,10 +149,10 @@ class PartCache(Handles, PartStore):
         make_directory(directory)
         self._sizes, self._names = parts.numbers("bytes"), parts.strings("file")
         self._numbers = {name: number for number, name in enumerate(self._names)}
-        here, _ = self._scan()
+        present, _ = self._scan()
         if max_bytes is None:
             free = shutil.disk_usage(directory).free
-            max_bytes = min(MAX_BYTES, sum(here.values()) + free // 2)
+            max_bytes = min(MAX_BYTES, sum(present.values()) + free // 2)
         if max_bytes < min(2 * self._sizes.max(), self._sizes.sum()):
             raise InvalidValue(
                 f"cache_bytes is {max_bytes:,}, but a part of {os.fspath(source)} has up to "
@@ -258,11 +258,11 @@ class PartCache(Handles, PartStore):
 
     def _work(self) -> None:
         while (needs := self._ask()) is not None:
-            here, self._needed = needs
+            needed_here, self._needed = needs
             try:
-                self._tell(here)
-                order = np.argsort(here, kind="stable")
-                wanted = order[: np.count_nonzero(here < NEVER)].tolist()
+                self._tell(needed_here)
+                order = np.argsort(needed_here, kind="stable")
+                wanted = order[: np.count_nonzero(needed_here < NEVER)].tolist()
                 if not self._fetch(wanted, self._needed):
                     time.sleep(PAUSE)
             except Exception as error:
@@ -274,16 +274,16 @@ class PartCache(Handles, PartStore):
 
         Needed here, and anywhere.
         """
-        said = [(demand, self._call(demand)) for demand in list(self._demands)]
+        answers = [(demand, self._call(demand)) for demand in list(self._demands)]
         with self._lock:
-            over = [demand for demand, needs in said if needs is None]
+            over = [demand for demand, needs in answers if needs is None]
             self._demands = [demand for demand in self._demands if demand not in over]
             if not self._demands:
                 self._threads -= 1
                 return None
         first = [np.full(self.num_parts, NEVER) for _ in Needs._fields]
         for needed, windows in (
-            (first[n], w) for _, needs in said for n, w in enumerate(needs or ())
+            (first[n], w) for _, needs in answers for n, w in enumerate(needs or ())
         ):
             for window, numbers in enumerate(windows):
                 needed[numbers] = np.minimum(needed[numbers], window)
@@ -328,19 +328,19 @@ class PartCache(Handles, PartStore):
         None: all are there or are being fetched, or there is no room for that part yet.
         """
         with open_locked(self.directory / LOCK):
-            here, fetching = self._scan()
+            present, fetching = self._scan()
             for other in [*fetching]:  # what a killed process left has no lock
                 with contextlib.suppress(BlockingIOError):
                     with open_locked(self._fetching(other), wait=False):
                         self._fetching(other).unlink()
                     del fetching[other]
-            self._note({*here})
+            self._note({*present})
             names = ((number, self._names[number]) for number in wanted)
-            new = ((n, name) for n, name in names if name not in here and name not in fetching)
+            new = ((n, name) for n, name in names if name not in present and name not in fetching)
             if (first := next(new, None)) is None:
                 return None
             number, name = first
-            if not self._make_room(number, needed, here, sum(fetching.values())):
+            if not self._make_room(number, needed, present, sum(fetching.values())):
                 return None
             temporary, size = self._fetching(name), int(self._sizes[number])
             file = open_locked(temporary)
@@ -356,45 +356,45 @@ class PartCache(Handles, PartStore):
         self.count(fetched=size)
         return part
 
-    def _note(self, here: set[str]) -> None:
+    def _note(self, present: set[str]) -> None:
         """Counts evictions by any process: files that were there at the last look, and are not."""
-        if self._seen - here:
+        if self._seen - present:
             self.evictions += 1
-        self._seen = here
+        self._seen = present
 
     def _fetching(self, name: str) -> pathlib.Path:
         """The path of a part while it is being fetched."""
         return self.directory / FETCHING.format(name)
 
     def _make_room(
-        self, number: int, needed: np.ndarray, here: dict[str, int], reserved: int
+        self, number: int, needed: np.ndarray, present: dict[str, int], reserved: int
     ) -> bool:
         """Evicts parts until part `number` has room; returns False, and evicts none, if that fails.
 
         `reserved` is the size of the parts that are being fetched.
         """
-        room = self.max_bytes - sum(here.values()) - reserved
+        room = self.max_bytes - sum(present.values()) - reserved
         # Parts that the corpus does not have are needed by nobody.
-        numbers = {name: self._numbers.get(name) for name in here}
+        numbers = {name: self._numbers.get(name) for name in present}
         when = {name: NEVER if n is None else int(needed[n]) for name, n in numbers.items()}
-        later = [name for name in here if when[name] > needed[number]]
+        later = [name for name in present if when[name] > needed[number]]
         out = sorted(later, key=lambda name: (when[name], name), reverse=True)
-        sizes = np.cumsum([0, *(here[name] for name in out)])
+        sizes = np.cumsum([0, *(present[name] for name in out)])
         if room + sizes[-1] < self._sizes[number]:
             return False
         out = out[: int(np.searchsorted(sizes, self._sizes[number] - room))]
         for name in out:
             (self.directory / name).unlink(missing_ok=True)
-        self._note({*here} - {*out})
+        self._note({*present} - {*out})
         return True
 
     def _scan(self) -> tuple[dict[str, int], dict[str, int]]:
         """The file sizes of complete parts, and of those that are being fetched, by name."""
-        whole: dict[str, int] = {}
+        complete: dict[str, int] = {}
         reserved: dict[str, int] = {}
         for entry in os.scandir(self.directory):
             if named := NAMES.fullmatch(entry.name):
                 with contextlib.suppress(FileNotFoundError):
-                    files = whole if named[1] else reserved
+                    files = complete if named[1] else reserved
                     files[named[1] or named[2]] = entry.stat(follow_symlinks=False).st_size
-        return whole, reserved
+        return complete, reserved

@@ -116,8 +116,8 @@ def _is_sound(copy: Copy) -> bool:
     firsts, sizes = np.array([40, 0, 7, 7, 63]), np.array([8, 16, 0, 5, 1])
     reach = sizes + np.array([0, 3, 2, 0, 0])
     due = np.zeros(int(reach.sum()), np.uint8)
-    for at, first, size in zip(np.cumsum(reach) - reach, firsts, sizes, strict=True):
-        due[at : at + size] = source[first : first + size]
+    for begin, first, size in zip(np.cumsum(reach) - reach, firsts, sizes, strict=True):
+        due[begin : begin + size] = source[first : first + size]
     try:
         return np.array_equal(copy(address_of(source) + firsts, sizes, reach), due)
     except (pa.ArrowException, ValueError, MemoryError, IndexError, OSError):
@@ -155,8 +155,8 @@ def gather(
             None: `sizes`.
     """
     item = values.itemsize * math.prod(values.shape[1:])
-    places = sizes if reach is None else reach
-    copied = copy_memory(address_of(values) + item * first, item * sizes, item * places)
+    room = sizes if reach is None else reach
+    copied = copy_memory(address_of(values) + item * first, item * sizes, item * room)
     return copied.view(values.dtype).reshape(-1, *values.shape[1:])
 
 

@@ -79,15 +79,15 @@ def read_counts(directory: epath.Path, parts: Sequence[Part], task: Task) -> lis
         ValueError: a part is missing, or its lengths changed.
     """
     counts: list[np.ndarray] = []
-    for at in range(0, len(parts), PARTS_AT_ONCE):
-        group = parts[at : at + PARTS_AT_ONCE]
-        paths = [directory / part.file for part in group]
+    for first in range(0, len(parts), PARTS_AT_ONCE):
+        chunk = parts[first : first + PARTS_AT_ONCE]
+        paths = [directory / part.file for part in chunk]
         try:
-            contents = objects.get_ranges(paths, *zip(*map(place_of_offsets, group), strict=True))
+            contents = objects.get_ranges(paths, *zip(*map(place_of_offsets, chunk), strict=True))
         except OSError:
-            require_files(directory, group)
+            require_files(directory, chunk)
             raise
-        for part, path, content in zip(group, paths, contents, strict=True):
+        for part, path, content in zip(chunk, paths, contents, strict=True):
             counts.append(read_counts_of(content))
             if lengths_module.digest(task.lengths(counts[-1])) != part.lengths_digest:
                 raise damage(path, "the digest of its lengths differs")

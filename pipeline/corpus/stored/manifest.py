@@ -193,9 +193,9 @@ def open_part(directory: epath.Path, part: Part, *, verify: bool = False) -> Par
     path = directory / part.file
     try:
         file = read_part(path)
-        for name, said in vars(part).items():
-            if (seen := getattr(file.part, name)) != said:
-                raise InvalidValue(f"its {name} is {seen}, but {MANIFEST} says {said}")
+        for name, recorded in vars(part).items():
+            if (seen := getattr(file.part, name)) != recorded:
+                raise InvalidValue(f"its {name} is {seen}, but {MANIFEST} says {recorded}")
         if verify:
             file.verify()
     except ValueError as error:
@@ -218,10 +218,10 @@ def read_lengths(path: epath.Path, manifest: Manifest) -> np.ndarray:
         raise
     except Exception as error:  # NumPy parses a header as Python, with any of its errors
         raise damage(path, f"it is not an array: {error}") from error
-    due = (manifest.parts.total("examples"),)
-    if lengths.shape != due or lengths.dtype != np.dtype("<u4"):
+    shape = (manifest.parts.total("examples"),)
+    if lengths.shape != shape or lengths.dtype != np.dtype("<u4"):
         seen = f"it has shape {lengths.shape} and dtype {lengths.dtype}"
-        raise damage(path, f"{seen}, not {due} and uint32")
+        raise damage(path, f"{seen}, not {shape} and uint32")
     if lengths_module.digest(lengths) != manifest.lengths_digest:
         raise damage(path, "its digest differs")
     return lengths

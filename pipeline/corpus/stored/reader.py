@@ -157,7 +157,7 @@ class Reader(Handles):
         dtype, scale = self._kinds[name]
         unit = feature.size * dtype.itemsize
         address += scale * begin + unit * starts
-        sizes, places = unit * lengths, unit * reach
+        sizes, rooms = unit * lengths, unit * reach
         by_shift: dict[int, np.ndarray] = {}
         for shift in sorted({*shifts.values()}):
             if shift == 1 and 0 in by_shift:
@@ -170,7 +170,7 @@ class Reader(Handles):
                     self.require_ids(ends, pieces.examples, np.ones_like(lengths))
                 values[last] = ends
             else:
-                stored = copy_memory(address + unit * shift, sizes, places).view(dtype)
+                stored = copy_memory(address + unit * shift, sizes, rooms).view(dtype)
                 if name == TOKENS:
                     self.require_ids(stored, pieces.examples, reach)
                 by_shift[shift] = self._restore(name, stored)

@@ -69,18 +69,18 @@ def arrow(
     """
     originals = files.leave_out_repeats(saved_files(paths, split))
     copies = [local_copy(path) for path in originals]
-    wanted = check_features(features)
-    masks = _choose(ArrowFiles(copies).names() - {column}, labels, weights, wanted)
-    _say_others(ArrowFiles(copies), column, {*wanted, *masks})
-    source = ArrowFiles(copies, columns=[column, *wanted, *masks])
-    kinds, groups = {column: None, **wanted, **masks}, []
+    schemas = check_features(features)
+    masks = _choose(ArrowFiles(copies).names() - {column}, labels, weights, schemas)
+    _say_others(ArrowFiles(copies), column, {*schemas, *masks})
+    source = ArrowFiles(copies, columns=[column, *schemas, *masks])
+    kinds, groups = {column: None, **schemas, **masks}, []
     for place, table in source.groups():
         lists = {
             name: _lists(f"{place} {name}", table.column(name).chunk(0), feature)
             for name, feature in kinds.items()
         }
-        _cut(lists, column, wanted)
-        group = {TOKENS: lists[column], **{name: lists[name] for name in wanted}}
+        _cut(lists, column, schemas)
+        group = {TOKENS: lists[column], **{name: lists[name] for name in schemas}}
         if names := [name for name in masks if name in lists]:
             group[WEIGHTS] = _weigh(lists, column, names, labels)
         groups.append(group)
@@ -88,7 +88,7 @@ def arrow(
         for group in groups:
             values, begins, counts = group[WEIGHTS]
             group[WEIGHTS] = values.astype(np.float32), begins, counts
-    return TokenFiles(originals, groups, [column, labels, [*masks], [*wanted]], wanted)
+    return TokenFiles(originals, groups, [column, labels, [*masks], [*schemas]], schemas)
 
 
 def _lists(place: str, column: pa.Array, feature: Feature | None) -> Lists:
@@ -105,11 +105,11 @@ def _lists(place: str, column: pa.Array, feature: Feature | None) -> Lists:
             "as fixed-size lists"
         )
     _require_all(place, values, counts)
-    kinds, wanted = [pa.types.is_integer], "tokens must be lists of integers, one for each example"
+    kinds, advice = [pa.types.is_integer], "tokens must be lists of integers, one for each example"
     if feature is not None:
-        kinds, wanted = [*kinds, pa.types.is_floating, pa.types.is_boolean], "give numbers"
+        kinds, advice = [*kinds, pa.types.is_floating, pa.types.is_boolean], "give numbers"
     if not any(is_kind(values.type) for is_kind in kinds):
-        raise InvalidValue(f"{place} holds {column.type}; {wanted}")
+        raise InvalidValue(f"{place} holds {column.type}; {advice}")
     return values.to_numpy(zero_copy_only=False), np.cumsum(counts) - counts, counts
 
 
@@ -158,21 +158,21 @@ def _choose(
     """
     named = [weights] if isinstance(weights, str) else [*(weights or ())]
     named += [] if labels is None else [labels]
-    others = [
+    masks = [
         name for name in (*MASKS, *UNCLEAR) if name in columns and name not in {*named, *features}
     ]
-    if others and (named or weights is None):
-        option = "labels" if others[0] == "labels" else "weights"
-        if others[0] in UNCLEAR:
+    if masks and (named or weights is None):
+        option = "labels" if masks[0] == "labels" else "weights"
+        if masks[0] in UNCLEAR:
             raise InvalidValue(
-                f"the column {others[0]!r} says of each token whether it is trained on, or whether "
+                f"the column {masks[0]!r} says of each token whether it is trained on, or whether "
                 f"it is one of a prompt, or padding; if 1 is a token with a loss, give weights="
-                f"{others[0]!r}{' as well' * bool(named)}; else write its opposite as a column "
+                f"{masks[0]!r}{' as well' * bool(named)}; else write its opposite as a column "
                 "'loss_mask', and remove it; or give weights=() to train on all tokens"
             )
         raise InvalidValue(
-            f"the column {others[0]!r} says on which tokens to train; give {option}="
-            f"{others[0]!r}{' as well' * bool(named)}, or weights=() to train on all tokens"
+            f"the column {masks[0]!r} says on which tokens to train; give {option}="
+            f"{masks[0]!r}{' as well' * bool(named)}, or weights=() to train on all tokens"
         )
     if PACKED not in columns and (starts := [name for name in STARTS if name in columns]):
         raise InvalidValue(
@@ -207,11 +207,11 @@ def _cut(lists: dict[str, Lists], column: str, features: Mapping[str, Feature]) 
     numbers = 1 if padding is None else require_weights(_mask_of(padding, rows, PADDING), PADDING)
     mask = np.broadcast_to(numbers != 0, int(rows.sum()))
     if not mask.all():
-        places, before = np.flatnonzero(mask), np.cumsum(rows) - rows
-        counts = np.bincount(row.repeat(rows)[places], minlength=len(rows))
+        positions, before = np.flatnonzero(mask), np.cumsum(rows) - rows
+        counts = np.bincount(row.repeat(rows)[positions], minlength=len(rows))
         some, ends = counts > 0, np.cumsum(counts)
-        start[some] = (places[(ends - counts)[some]]) - before[some]
-        if (places[ends[some] - 1] - before[some] - start[some] + 1 != counts[some]).any():
+        start[some] = (positions[(ends - counts)[some]]) - before[some]
+        if (positions[ends[some] - 1] - before[some] - start[some] + 1 != counts[some]).any():
             raise InvalidValue(
                 f"{PADDING} is 0 between tokens of a row; it may be 0 before and after them"
             )
@@ -230,13 +230,13 @@ def _cut(lists: dict[str, Lists], column: str, features: Mapping[str, Feature]) 
         start, counts = start[row] + np.cumsum(sizes) - sizes - before[row], sizes
     if counts is rows:
         return
-    for name, (values, begins, whole) in lists.items():
+    for name, (values, begins, old_counts) in lists.items():
         feature = features.get(name)
         if name == PROMPT or (feature is not None and feature.per_example):
-            lists[name] = values, begins[row], whole[row]
+            lists[name] = values, begins[row], old_counts[row]
             continue
         unit = 1 if feature is None else feature.size
-        if (whole != unit * rows).any():
+        if (old_counts != unit * rows).any():
             raise InvalidValue(f"{name} has other numbers of entries than tokens; correct it")
         lists[name] = values, begins[row] + unit * start, unit * counts
 

@@ -98,8 +98,8 @@ def flat(
                 f"{mark} begins each document; omit both"
             )
     if listed:
-        three = zip(tables, token_files, arrays, strict=True)
-        borders = [_read_table(table, path, len(values)) for table, path, values in three]
+        triples = zip(tables, token_files, arrays, strict=True)
+        borders = [_read_table(table, path, len(values)) for table, path, values in triples]
         for table, values, (_, sizes) in zip(tables, arrays, borders, strict=True):
             if sizes.sum() != len(values):
                 text = "%s lists documents of %s tokens, and the file beside it has %s"
@@ -165,10 +165,10 @@ def _open_flat(path: epath.Path, dtype: Any, skip: int) -> tuple[np.ndarray, int
     return values, mark
 
 
-def _read_table(path: epath.Path, of: epath.Path, tokens: int) -> tuple[np.ndarray, np.ndarray]:
+def _read_table(path: epath.Path, data: epath.Path, tokens: int) -> tuple[np.ndarray, np.ndarray]:
     """Where documents begin, and their sizes, from a table `start,end,…` without a header.
 
-    The file `of` has the tokens.
+    The file `data` has the tokens.
     """
     if not path.exists():
         raise InvalidValue(f"there is no {os.fspath(path)}, though other files have one; add it")
@@ -191,7 +191,7 @@ def _read_table(path: epath.Path, of: epath.Path, tokens: int) -> tuple[np.ndarr
     if (begins < 0).any() or (ends < begins).any():
         raise damaged(path, "it lists documents that begin before 0, or end before they begin")
     if (due := int(ends.max(initial=0))) > tokens:
-        require_size(of, tokens, path, due)
+        require_size(data, tokens, path, due)
     return begins, ends - begins
 
 
@@ -214,11 +214,11 @@ def _find_edges(
             "document (GPT-2's is 50256), or end=() if each file is one document"
         )
     mark = require_whole("end", end, 0) if begin is None else require_whole("begin", begin, 0)
-    places = [
+    positions = [
         first + _find_id(path, values, mark)
         for first, path, values in zip(firsts, token_files, arrays, strict=False)
     ]
-    cuts = np.concatenate(places) + (begin is None)
+    cuts = np.concatenate(positions) + (begin is None)
     if not len(cuts):
         raise InvalidValue(
             f"the id {mark} is in none of the {firsts[-1]:,} tokens from "
@@ -234,8 +234,8 @@ def _find_id(path: epath.Path, values: np.ndarray, mark: int) -> np.ndarray:
 
     def search() -> np.ndarray:
         blocks = range(0, len(values), SEARCHED)
-        some = [at + np.flatnonzero(values[at : at + SEARCHED] == mark) for at in blocks]
-        return np.concatenate([np.zeros(0, np.int64), *some])
+        positions = [at + np.flatnonzero(values[at : at + SEARCHED] == mark) for at in blocks]
+        return np.concatenate([np.zeros(0, np.int64), *positions])
 
     if len(values) <= SEARCHED:
         return search()

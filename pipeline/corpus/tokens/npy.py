@@ -32,8 +32,8 @@ def npy(paths: files.Paths, *, weights: files.Paths | None = None) -> TokenFiles
         raise InvalidValue(f"{paths} are {len(pair)} files; give that of tokens, and of offsets")
     leave_out_masks(pair, weights)
     tokens, edges = (_load(path) for path in pair)
-    if told := _describe(edges, tokens, pair[0].name):
-        raise InvalidValue(f"{os.fspath(pair[1])} {told}")
+    if problem := _describe(edges, tokens, pair[0].name):
+        raise InvalidValue(f"{os.fspath(pair[1])} {problem}")
     borders = between(pair[1], edges, len(tokens), of=pair[0])
     return divide(pair, [tokens], weights, [borders])
 

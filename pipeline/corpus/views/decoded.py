@@ -60,10 +60,10 @@ class Decoded(ChangedView):
         for name in (files, sizes):
             if name not in stored:
                 raise InvalidValue(f"the corpus has no feature {suggest_option(name, [*stored])}")
-        byte_side, size_side = stored[files].of, stored[sizes].of
-        if beside := [n for n, f in stored.items() if byte_side in (f.of, f.to) and n != files]:
+        raw, size_side = stored[files].of, stored[sizes].of
+        if beside := [n for n, f in stored.items() if raw in (f.of, f.to) and n != files]:
             raise InvalidValue(
-                f"{beside[0]} is on the side {byte_side!r} or points to it; the bytes of files "
+                f"{beside[0]} is on the side {raw!r} or points to it; the bytes of files "
                 "must have a side of their own, which is not in batches"
             )
         of_sides = {feature.of for feature in self.made.values()}
@@ -73,20 +73,20 @@ class Decoded(ChangedView):
                 f"features are {dict(features)!r:.200}; they must be of one side that points to "
                 f"{size_side!r}, the side of {sizes}, with dtypes, and no pointers"
             )
-        (of,), sides = of_sides, corpus.sides
+        (target,), sides = of_sides, corpus.sides
         self._function, self._names = decode, (files, sizes)
         names = files, sizes, pointers[0]
-        made = _DecodedSide(sides[of], sides[byte_side], sides[size_side], names, decode, self.made)
-        self.sides = {n: made if n == of else side for n, side in sides.items() if n != byte_side}
+        made = _DecodedSide(sides[target], sides[raw], sides[size_side], names, decode, self.made)
+        self.sides = {n: made if n == target else side for n, side in sides.items() if n != raw}
         several = len(self.sides) > 1
-        self.unpriced = tuple(name for name in corpus.unpriced if name != byte_side and several)
+        self.unpriced = tuple(name for name in corpus.unpriced if name != raw and several)
         function = decode if isinstance(decode, str) else fingerprint(decode)
         schemas = {name: feature.as_json for name, feature in self.made.items()}
         self._describe(decode=function, features=schemas, files=files, sizes=sizes)
         # Under the name of the side, which text that is mixed with them lacks.
         identity = dict(self.identity)
-        mine = {n: identity.pop(n) for n in (of, byte_side, self.kind) if n in identity}
-        self.identity = {**identity, of: mine.pop(of, {}) | mine}
+        entries = {n: identity.pop(n) for n in (target, raw, self.kind) if n in identity}
+        self.identity = {**identity, target: entries.pop(target, {}) | entries}
 
     @computed
     def lengths(self) -> np.ndarray:
@@ -128,11 +128,11 @@ class _DecodedSide(Side):
         sizes: Side,
         names: tuple[str, str, str],
         decode: Decode | str,
-        made: Mapping[str, Feature],
+        schemas: Mapping[str, Feature],
     ):
         self._side, self._files, self._sizes, self._columns = side, files, sizes, names
-        self._function, self._made = decode, made
-        self.has_tokens, self.features = side.has_tokens, {**side.features, **made}
+        self._function, self._made = decode, schemas
+        self.has_tokens, self.features = side.has_tokens, {**side.features, **schemas}
 
     @computed
     def lengths(self) -> np.ndarray:
@@ -191,9 +191,9 @@ class _DecodedSide(Side):
                 ) from error
             lengths = np.array([len(arrays[0]) for arrays in decoded], np.int64)
             values = {pointer: np.arange(len(decoded)).repeat(lengths)}
-            for at, (name, feature) in enumerate(self._made.items()):
+            for column, (name, feature) in enumerate(self._made.items()):
                 values[name] = np.concatenate(
-                    [feature.filled(0), *(arrays[at] for arrays in decoded)]
+                    [feature.filled(0), *(arrays[column] for arrays in decoded)]
                 )
             for name in stored:
                 if not np.array_equal(values[name], expected[name]):

@@ -76,9 +76,9 @@ class Groups(SingleCorpus):
         # A node that `prepare(on_error="skip")` left without tokens keeps its group out of batches.
         group = np.cumsum(tree.root) - 1
         self._sizes = self._sizes * (np.bincount(group, self._sizes == 0) == 0)[group]
-        laid = tree.lay_out(self._sizes)
-        self.lengths = laid.sum(laid.columns).astype(np.uint32)
-        self.trees = laid.table
+        nodes = tree.lay_out(self._sizes)
+        self.lengths = nodes.sum(nodes.columns).astype(np.uint32)
+        self.trees = nodes.table
         self.lengths.flags.writeable = self.trees.flags.writeable = False
         self.num_tokens = int(self.lengths.sum(dtype=np.int64))
         self.num_learnt = self.nodes.num_learnt if self._side.weighted else self.num_tokens
@@ -128,23 +128,23 @@ class Groups(SingleCorpus):
         longer, fits = self.lengths > max_length, room >= self.trees[:, 1]
         sizes[(longer & ~fits)[group]] = 0
         longer &= fits
-        places = np.flatnonzero(tree.branch & longer[group])
-        of, leaf_sizes = group[places], sizes[places]
+        leaf_nodes = np.flatnonzero(tree.branch & longer[group])
+        owners, leaf_sizes = group[leaf_nodes], sizes[leaf_nodes]
 
         def total(numbers: np.ndarray) -> np.ndarray:
-            return np.bincount(of, numbers, len(self)).astype(np.int64)
+            return np.bincount(owners, numbers, len(self)).astype(np.int64)
 
         # The most tokens that each continuation of a group may have, found by bisection.
         low, high = np.ones_like(room), np.full_like(room, max_length)
         while (low < high).any():
             middle = (low + high + 1) // 2
-            fits = total(np.minimum(leaf_sizes, middle[of])) <= room
+            fits = total(np.minimum(leaf_sizes, middle[owners])) <= room
             low, high = np.where(fits, middle, low), np.where(fits, high, middle - 1)
-        alike, partly = self._find_alike(tree, places, low[of])
-        short_sizes = np.minimum(leaf_sizes, low[of])
+        alike, partly = self._find_alike(tree, leaf_nodes, low[owners])
+        short_sizes = np.minimum(leaf_sizes, low[owners])
         cut, left = np.flatnonzero(leaf_sizes > short_sizes), room - total(short_sizes)
-        short_sizes[cut] += count_before(of[cut], np.ones_like(cut)) < left[of[cut]]
-        sizes[places] = short_sizes
+        short_sizes[cut] += count_before(owners[cut], np.ones_like(cut)) < left[owners[cut]]
+        sizes[leaf_nodes] = short_sizes
         sizes[np.isin(group, alike)] = 0
         self._num_alike, self._num_partly = len(alike), len(partly)
         self._sizes = sizes.astype(np.uint32)
@@ -155,17 +155,17 @@ class Groups(SingleCorpus):
         self.identity = {**self.identity, "tokens": tokens}
 
     def _find_alike(
-        self, tree: Tree, places: np.ndarray, most: np.ndarray
+        self, tree: Tree, leaf_nodes: np.ndarray, most: np.ndarray
     ) -> tuple[list[int], list[int]]:
         """The groups whose continuations differ, but not in the first tokens that stay.
 
-        And those of which that is true of some. `places` are the nodes that are continuations, and
-        `most` the tokens that stay of each; one that has a token more, since a group has room for
-        it, is compared without.
+        And those of which that is true of some. `leaf_nodes` are the nodes that are continuations,
+        and `most` the tokens that stay of each; one that has a token more, since a group has room
+        for it, is compared without.
         """
-        group = (np.cumsum(tree.root) - 1)[places]
-        leaf_sizes = self._sizes[places].astype(np.int64)
-        shown, parent = np.minimum(leaf_sizes, most), tree.parent[places]
+        group = (np.cumsum(tree.root) - 1)[leaf_nodes]
+        leaf_sizes = self._sizes[leaf_nodes].astype(np.int64)
+        shown, parent = np.minimum(leaf_sizes, most), tree.parent[leaf_nodes]
         # Those that have as many tokens, after one parent, as another one, of which some are cut.
         kinds = parent * (1 + shown.max(initial=0)) + shown
         _, kind, counts = np.unique(kinds, return_inverse=True, return_counts=True)
@@ -174,10 +174,10 @@ class Groups(SingleCorpus):
         # By group and kind, the tokens that stay, and all.
         heads: dict[tuple[int, int], set[bytes]] = {}
         wholes: dict[tuple[int, int], set[bytes]] = {}
-        which, sizes = places[chosen], leaf_sizes[chosen]
-        for mine, fields in self._side.read_blocks(which, 0 * which, sizes):
-            continuations = np.split(fields["inputs"], np.cumsum(sizes[mine])[:-1])
-            at = chosen[mine]
+        numbers, sizes = leaf_nodes[chosen], leaf_sizes[chosen]
+        for block, fields in self._side.read_blocks(numbers, 0 * numbers, sizes):
+            continuations = np.split(fields["inputs"], np.cumsum(sizes[block])[:-1])
+            at = chosen[block]
             keys = zip(group[at].tolist(), kind[at].tolist(), strict=True)
             for key, part, stay in zip(keys, continuations, most[at].tolist(), strict=True):
                 heads.setdefault(key, set()).add(part[:stay].tobytes())
@@ -196,49 +196,49 @@ class Groups(SingleCorpus):
             return silent
         begin, learnt = self._edges[silent], np.zeros(len(silent), bool)
         sizes = self._sizes[begin].astype(np.int64)
-        for mine, fields in self._side.read_blocks(begin, 0 * begin, sizes):
-            prefix = np.arange(mine.start, mine.stop).repeat(sizes[mine])
+        for block, fields in self._side.read_blocks(begin, 0 * begin, sizes):
+            prefix = np.arange(block.start, block.stop).repeat(sizes[block])
             learnt[prefix[fields["loss_weights"] != 0]] = True
         return silent[~learnt & (self.lengths[silent] > 0)]
 
     def read_nodes(self, examples: np.ndarray) -> Nodes:
         """See `Side.read_nodes`."""
-        which, tree = self._tree(examples)
-        return tree.lay_out(self._sizes[which])
+        numbers, tree = self._tree(examples)
+        return tree.lay_out(self._sizes[numbers])
 
     def _tree(self, examples: np.ndarray) -> tuple[np.ndarray, Tree]:
         """The numbers of the nodes of groups, and their tree."""
         begin = self._edges[examples]
-        which = ranges(begin, self._edges[np.asarray(examples) + 1] - begin)
-        return which, Tree(self._above[which])
+        numbers = ranges(begin, self._edges[np.asarray(examples) + 1] - begin)
+        return numbers, Tree(self._above[numbers])
 
     def _read(self, pieces: Pieces, names: Sequence[str]) -> Fields:
         examples, starts, lengths, reach, _ = pieces
-        which, tree = self._tree(examples)
+        numbers, tree = self._tree(examples)
         piece = np.arange(len(examples)).repeat(tree.counts)
-        size = np.asarray(self._sizes[which], np.int64)
+        size = np.asarray(self._sizes[numbers], np.int64)
         # The input of a node's first column is the token before its own, so a piece of m columns
         # needs m + 1 tokens, from consecutive nodes.
         first = tree.lay_out(size).first
         token = first + ~tree.root  # where its own tokens begin in the group
         begin = np.maximum(token, starts[piece])
         count = np.minimum(token + size, (starts + lengths)[piece] + 1) - begin
-        some = count > 0
+        nonempty = count > 0
         # First columns whose input is not the token before them: of all children but the first.
         before = np.cumsum(reach) - reach
         inside = (first >= starts[piece]) & (first < (starts + lengths)[piece])
         copies = np.flatnonzero((tree.above > 1) & inside)
-        places = (before[piece] + first - starts[piece])[copies]
+        positions = (before[piece] + first - starts[piece])[copies]
         parent, none = tree.parent[copies], np.ones_like(copies)
         read = self._side.read(
-            np.append(which[some], which[parent]),
-            np.append((begin - token)[some], size[parent] - 1),
-            np.append(count[some], none),
+            np.append(numbers[nonempty], numbers[parent]),
+            np.append((begin - token)[nonempty], size[parent] - 1),
+            np.append(count[nonempty], none),
             features=names,
         )
         if "loss_weights" not in read:
             leaves = tree.sum_leaves(tree.branch.astype(np.float32))
-            flat = leaves[some].repeat(count[some])
+            flat = leaves[nonempty].repeat(count[nonempty])
             read["loss_weights"] = np.append(flat, none.astype(np.float32))
         ends = np.cumsum(lengths + 1)
         at = ends - lengths - 1
@@ -247,7 +247,7 @@ class Groups(SingleCorpus):
         for name, values in read.items():
             fields[name] = gather(values, at + (name in later), lengths, reach)
             if name not in later:
-                fields[name][places] = values[len(values) - len(copies) :]
+                fields[name][positions] = values[len(values) - len(copies) :]
         return fields
 
     def _read_examples(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
@@ -255,8 +255,8 @@ class Groups(SingleCorpus):
         fields = self._side.read_examples(self._edges[examples], of_groups)
         if more := [name for name in names if name not in of_groups]:
             # In the corpus of nodes, these are features of examples.
-            which, tree = self._tree(examples)
-            fields |= self._side.read_examples(which[tree.branch], more)
+            numbers, tree = self._tree(examples)
+            fields |= self._side.read_examples(numbers[tree.branch], more)
         return fields
 
     def with_features(
@@ -279,9 +279,9 @@ class Groups(SingleCorpus):
         """The text of a group: a line for each node, indented below its parent."""
         if self.tokenizer is None:
             raise InvalidValue(f"{self!r:.200} was made without a tokenizer, so it has no text")
-        which, tree = self._tree(np.array([range(len(self))[index]]))
-        lines, depth = [], [0] * len(which)
-        for number, (node, parent) in enumerate(zip(which, tree.parent.tolist(), strict=True)):
+        numbers, tree = self._tree(np.array([range(len(self))[index]]))
+        lines, depth = [], [0] * len(numbers)
+        for number, (node, parent) in enumerate(zip(numbers, tree.parent.tolist(), strict=True)):
             depth[number] = depth[parent] + (number > 0)
             ids = self.nodes[int(node)]["inputs"][: self._sizes[node]]
             lines.append("  " * depth[number] + self.tokenizer.decode(ids))

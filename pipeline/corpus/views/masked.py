@@ -77,14 +77,14 @@ class _MaskedSide(Side):
         selected = bits < self._threshold
         for keep in self._keep_ids:
             selected &= targets != keep
-        places = np.flatnonzero(selected)
+        positions = np.flatnonzero(selected)
         # Selected places have small bits, so these are mixed once more.
-        fate = prng.mix(bits[places])
+        fate = prng.mix(bits[positions])
         inputs = targets.copy()
-        inputs[places[fate < prng.threshold(MASK)]] = self._mask_id
+        inputs[positions[fate < prng.threshold(MASK)]] = self._mask_id
         other = (fate >= prng.threshold(MASK)) & (fate < prng.threshold(MASK + RANDOM))
         random = prng.below(prng.mix(fate[other]), self._num_ids)
-        inputs[places[other]] = random
+        inputs[positions[other]] = random
         weights = selected.astype(np.float32)
         return {"inputs": inputs, "targets": targets, **fields, "loss_weights": weights}
 

@@ -116,8 +116,8 @@ class _MiddleSide(Side):
     def lengths(self) -> np.ndarray:
         """Positions of each example, marks included: uint32 [examples]."""
         lengths = np.array(self._side.lengths)
-        for some in prng.blocks(len(lengths)):
-            lengths[some] += np.uint32(len(self._marks)) * self._is_cut(some)
+        for numbers in prng.blocks(len(lengths)):
+            lengths[numbers] += np.uint32(len(self._marks)) * self._is_cut(numbers)
         return lengths
 
     def __len__(self) -> int:
