@@ -67,26 +67,27 @@ class AddedFeatures(SingleCorpus):
 def find_added(
     directory: epath.Path, names: Iterable[str], digest: str
 ) -> list[tuple[epath.Path, Manifest]]:
-    """The directories of the added features `names` of the corpus in `directory`, of digest `of`.
+    """The directories of the added features `names` of the corpus in `directory`, of this `digest`.
 
     Each with its manifest.
     """
-    paths = (directory / FEATURES).glob(f"*/{NAME}") if (directory / FEATURES).exists() else ()
-    labels = {path.parent: path.parent.name for path in paths}
-    added: dict[str, tuple[epath.Path, Manifest]] = {}
+    folders, added = _find_folders(directory), dict[epath.Path, Manifest]()
     for name in names:
-        folders = [folder for folder, label in labels.items() if name in label.split("+")]
-        if not folders:
-            options = sorted({feature for label in labels.values() for feature in label.split("+")})
+        if (folder := folders.get(name)) is None:
             raise InvalidValue(
                 f"no features were added to {os.fspath(directory)} as "
-                f"{suggest_option(str(name), options)}"
+                f"{suggest_option(str(name), sorted(folders))}"
             )
-        manifest = Manifest.read(folders[0] / NAME)
+        added[folder] = manifest = Manifest.read(folder / NAME)
         if manifest.origin != {"of": digest}:
-            raise damage(folders[0] / NAME, "it is of another corpus")
-        added[folders[0].name] = folders[0], manifest
-    return list(added.values())
+            raise damage(folder / NAME, "it is of another corpus")
+    return list(added.items())
+
+
+def _find_folders(directory: epath.Path) -> dict[str, epath.Path]:
+    """The directory of each feature that was added to the corpus in `directory`, by its name."""
+    paths = (directory / FEATURES).glob(f"*/{NAME}") if (directory / FEATURES).exists() else ()
+    return {name: path.parent for path in paths for name in path.parent.name.split("+")}
 
 
 def add_features(
@@ -106,7 +107,13 @@ def add_features(
             f"columns are {', '.join(map(str, columns)) or 'none'}, but features are "
             f"{', '.join(schemas) or 'none'}; give a column and a pipeline.Feature for each name"
         )
-    folder = directory / FEATURES / "+".join(sorted(schemas))
+    folder, folders = directory / FEATURES / "+".join(sorted(schemas)), _find_folders(directory)
+    for name in schemas:
+        if folders.get(name, folder) != folder:
+            raise InvalidValue(
+                f"{os.fspath(folders[name])} has a feature {name!r} already; open the corpus with "
+                f"features=[{name!r}], or use another name"
+            )
     with directory_lock(folder, "adding features"):
         stored = Manifest.read(folder / NAME).parts if (folder / NAME).exists() else None
         parts = []

@@ -22,12 +22,14 @@ SMALL = {"TOKENS_PER_PART": 30}
 def test_features_that_do_not_match_their_corpus_are_not_added_or_opened(tmp_path):
     one, other = (Corpus.from_arrays([[1, 2], [3, id_]], tmp_path / f"{id_}") for id_ in (4, 5))
     a, ab = ({name: Feature("example")} for name in ("a", "ab"))
+    both = {"a": [1, 2], "ab": [3, 4]}
     added = one.with_features({"ab": [1, 2]}, features=ab)
     shutil.copytree(one.directory / "features", other.directory / "features")
     for act, sentence in (
         (lambda: one.with_features({"a": [1]}, features=a), "have 1 entries, but the corpus has"),
         (lambda: one.with_features({"a": [1] * 3}, features=a), "have more than 2 entries, one"),
         (lambda: added.with_features({"ab": [1, 2]}, features=ab), "a feature 'ab' already; use"),
+        (lambda: one.with_features(both, features=a | ab), "has a feature 'ab' already; open the"),
         (lambda: Corpus.open(one.directory, features=["a"]), "no features were added .* as 'a'"),
         (lambda: Corpus.open(other.directory, features=["ab"]), "it is of another corpus"),
     ):
