@@ -21,7 +21,7 @@ from pipeline.corpus.stored.log import read_counts
 from pipeline.corpus.stored.manifest import Manifest, open_part, read_lengths, require_same_origin
 from pipeline.corpus.stored.reader import Reader
 from pipeline.corpus.stored.writer import NO_ORIGIN, Writer
-from pipeline.corpus.tasks import A_TASK, CAUSAL, GROUPS, TASKS, Task, is_single, tasks_of
+from pipeline.corpus.tasks import CAUSAL, GROUPS, TASKS, Task, is_single, read_columns
 from pipeline.corpus.views.groups import Groups
 from pipeline.corpus.views.trees import divide_groups
 from pipeline.errors import Exists, InvalidValue, require_type, require_whole
@@ -29,7 +29,7 @@ from pipeline.fs.atomic import as_path, is_local, write_once
 from pipeline.planning.lengths import NO_EXAMPLES, digest
 from pipeline.text import tokenizers
 from pipeline.text.features import Feature
-from pipeline.text.ragged import Ragged, divide_arrays
+from pipeline.text.ragged import Ragged
 from pipeline.text.tokenizers import Tokenizer
 
 # The file beside a corpus with the numbers of the examples that have no loss, if there are any.
@@ -177,14 +177,10 @@ class Corpus(SingleCorpus):
         Raises:
             ValueError: as for `Examples`; or `directory` holds other data.
         """
-        require_type("task", task, Task, A_TASK)
         require_type("loss", loss, str | None, "the name of a side, or None")
-        sides, directory = task.divide(columns, features), as_path(directory)
-        vocab_size = None if vocab_size is None else require_whole("vocab_size", vocab_size, 1)
-        require_names(sides)
-        parts = divide_arrays(columns, sides, vocab_size, task.lookahead)
-        tasks = tasks_of(sides, [task])
-        single = is_single(tasks, loss)
+        tasks, vocab_size, parts = read_columns(columns, features, vocab_size, task)
+        require_names(tasks)
+        directory, single = as_path(directory), is_single(tasks, loss)
         with contextlib.ExitStack() as stack:
             writings = {}
             for name, side_task in tasks.items():
@@ -195,7 +191,7 @@ class Corpus(SingleCorpus):
             corpora = {name: writing.finish() for name, writing in writings.items()}
         if single:
             return corpora[task.side]
-        record_sides(directory, [*sides], loss)
+        record_sides(directory, [*tasks], loss)
         return Sides(corpora, loss=loss)
 
     @classmethod

@@ -16,7 +16,7 @@ from pipeline.corpus.interface import CLASSES, AnyCorpus
 from pipeline.corpus.stored.directory import damage, read_entries, write_entries
 from pipeline.corpus.tasks import TASKS, Task
 from pipeline.errors import InvalidValue, suggest_option
-from pipeline.fs.atomic import as_path, is_local, make_directory
+from pipeline.fs.atomic import absolute, as_path, make_directory
 from pipeline.text.features import Feature
 from pipeline.text.fingerprints import fingerprint
 
@@ -115,11 +115,6 @@ def _find(kind: Any) -> type[AnyCorpus] | None:
     if kind not in CLASSES and kind in registry.names("views"):
         registry.find("views", kind)  # a class is in CLASSES once it is imported
     return CLASSES.get(kind)
-
-
-def absolute(path: epath.PathLike) -> str:
-    """The whole path of a local file or directory; one in object storage is whole."""
-    return os.path.abspath(path) if is_local(path) else os.fspath(path)
 
 
 def read_description(directory: epath.Path) -> dict[str, Any] | None:

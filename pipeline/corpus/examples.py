@@ -9,12 +9,12 @@ from pipeline.corpus.interface import AnyCorpus, SingleCorpus, computed
 from pipeline.corpus.renumbered import Renumbered
 from pipeline.corpus.sides import Sides
 from pipeline.corpus.stored.reader import Reader
-from pipeline.corpus.tasks import A_TASK, CAUSAL, GROUPS, Task, is_single, tasks_of
+from pipeline.corpus.tasks import CAUSAL, GROUPS, Task, is_single, read_columns
 from pipeline.corpus.views.groups import Groups
 from pipeline.corpus.views.trees import divide_groups
-from pipeline.errors import InvalidValue, require_type, require_whole
+from pipeline.errors import InvalidValue
 from pipeline.text.features import WEIGHTS, Feature
-from pipeline.text.ragged import Ragged, divide_arrays
+from pipeline.text.ragged import Ragged
 
 
 class Examples(Renumbered):
@@ -52,17 +52,16 @@ class Examples(Renumbered):
         task: Task = CAUSAL,
         loss: str | None = None,
     ):
-        require_type("task", task, Task, A_TASK)
-        sides = task.divide(columns, features)
-        vocab_size = None if vocab_size is None else require_whole("vocab_size", vocab_size, 1)
-        chunks: dict[str, list[Ragged]] = {name: [] for name in sides}
-        for side, chunk in divide_arrays(columns, sides, vocab_size, task.lookahead):
+        tasks, vocab_size, parts = read_columns(columns, features, vocab_size, task)
+        chunks: dict[str, list[Ragged]] = {name: [] for name in tasks}
+        for side, chunk in parts:
             chunks[side].append(chunk)
         if not all(chunks.values()):
             raise InvalidValue("examples are empty; give at least one example")
-        tasks, corpora = tasks_of(sides, [task]), dict[str, AnyCorpus]()
-        for name, of_side in chunks.items():
-            corpora[name] = InMemory(Ragged.concatenate(of_side), tasks[name], vocab_size)
+        corpora: dict[str, AnyCorpus] = {
+            name: InMemory(Ragged.concatenate(of_side), tasks[name], vocab_size)
+            for name, of_side in chunks.items()
+        }
         self._hold(corpora[task.side] if is_single(tasks, loss) else Sides(corpora, loss=loss))
 
     def _hold(self, corpus: AnyCorpus) -> None:

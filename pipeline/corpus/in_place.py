@@ -15,13 +15,13 @@ from pipeline.corpus.stored.gather import Fields, Pieces, address_of, gather
 from pipeline.corpus.stored.memory import HeldPart, Segments
 from pipeline.corpus.stored.reader import Reader
 from pipeline.corpus.tasks import CAUSAL, INPUTS
-from pipeline.corpus.token_files import Lists
+from pipeline.corpus.token_files import Lists, TokenFiles
 from pipeline.errors import InvalidType, InvalidValue, require_whole, suggest_option
-from pipeline.fs.atomic import is_local
+from pipeline.fs.atomic import absolute
 from pipeline.planning.identity import fingerprint_of
 from pipeline.planning.lengths import NO_EXAMPLES
 from pipeline.text import files
-from pipeline.text.features import LOSS_WEIGHTS, OF_TOKENS, TOKEN_IDS, TOKENS, WEIGHTS, Feature
+from pipeline.text.features import LOSS_WEIGHTS, OF_TOKENS, TOKEN_IDS, TOKENS, WEIGHTS
 from pipeline.text.ragged import IDS
 from pipeline.text.tokenizers import Tokenizer
 
@@ -94,7 +94,7 @@ class InPlace(SingleCorpus, metaclass=_Spellings):
                 )
         format_options = {n: value for n, value in self.options.items() if n not in COMMON}
         token_files = kind.make(paths, **format_options)
-        if not token_files.groups:
+        if not token_files.sections:
             raise InvalidValue(f"{paths} holds no document; give files with at least one")
         self.task, self.marks = self.options.get("task", CAUSAL), _check_marks(options.get("marks"))
         self.vocab_size, made_by = self.options.get("vocab_size"), "none"
@@ -108,11 +108,12 @@ class InPlace(SingleCorpus, metaclass=_Spellings):
         if layout := [entry for entry in (token_files.layout, [*self.marks]) if entry]:
             name += f"-{fingerprint_of(layout)[:12]}"
         self.identity = {"tokens": name, "tokenizer": made_by, "task": self.task.name}
-        self._open(token_files.groups, token_files.features)
+        self._open(token_files)
 
-    def _open(self, groups: Sequence[Mapping[str, Lists]], features: Mapping[str, Feature]) -> None:
+    def _open(self, token_files: TokenFiles) -> None:
         """Sets what the lists of all columns decide."""
-        columns = {name: [group[name] for group in groups] for name in groups[0]}
+        sections = token_files.sections
+        columns = {name: [section[name] for section in sections] for name in sections[0]}
         self.weighted, self._columns = WEIGHTS in columns, columns
         for name, lists in columns.items():
             if len(kinds := {f"{values.dtype}" for values, _, _ in lists}) > 1:
@@ -125,7 +126,8 @@ class InPlace(SingleCorpus, metaclass=_Spellings):
         self.lengths = self.task.lengths(tokens + sum(mark is not None for mark in self.marks))
         self.lengths.flags.writeable = False
         self.features = {
-            name: feature.infer(columns[name][0][0][:0], name) for name, feature in features.items()
+            name: feature.infer(columns[name][0][0][:0], name)
+            for name, feature in token_files.features.items()
         }
         if self.marks and not all(feature.per_example for feature in self.features.values()):
             raise InvalidValue("features of tokens have no values for marks; omit one of the two")
@@ -233,7 +235,7 @@ class InPlace(SingleCorpus, metaclass=_Spellings):
 def _absolute(paths: Any) -> list[str]:
     """The whole names of files, which another working directory does not change."""
     named = [paths] if isinstance(paths, str | os.PathLike) else paths
-    return [os.path.abspath(path) if is_local(path) else os.fspath(path) for path in named]
+    return [absolute(path) for path in named]
 
 
 def _check_marks(marks: Any) -> tuple[int | None, int | None] | tuple[()]:

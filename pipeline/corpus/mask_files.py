@@ -10,7 +10,7 @@ from etils import epath
 
 from pipeline.corpus.token_files import A_MASK, NPY, load_array
 from pipeline.errors import InvalidValue, name_some
-from pipeline.fs.atomic import as_path, is_local
+from pipeline.fs.atomic import absolute, as_path, is_local
 from pipeline.text import files
 from pipeline.text.content import read_head
 
@@ -86,11 +86,10 @@ def _list(folder: epath.Path) -> dict[epath.Path, set[str]]:
 
     The words of the name of such a folder are those of masks, or in the name of `folder`, too.
     """
-    words_by_path, absolute = {path: _words(path) for path in _visible(folder)}, folder
-    if is_local(folder):
-        absolute = as_path(os.path.abspath(folder))
-    for candidate in [*words_by_path, *(_visible(absolute.parent) if is_local(folder) else ())]:
-        new = _words(candidate) - _words(absolute)
+    words_by_path = {path: _words(path) for path in _visible(folder)}
+    whole = as_path(absolute(folder))
+    for candidate in [*words_by_path, *(_visible(whole.parent) if is_local(folder) else ())]:
+        new = _words(candidate) - _words(whole)
         if new <= _marks(new) and any(map(MASK.fullmatch, new)) and candidate.is_dir():
             words_by_path |= {path: new | _words(path) for path in _visible(candidate)}
     return words_by_path

@@ -60,13 +60,13 @@ def draw(
     return mix(states)
 
 
-def is_held_out(numbers: np.ndarray, share: float) -> np.ndarray:
-    """Whether the examples with these numbers are held out: bool [n]; see `AnyCorpus.split`.
+def hash_numbers(numbers: np.ndarray) -> np.ndarray:
+    """A hash of each number of an example, by which `AnyCorpus.split` holds it out: uint64 [n].
 
-    >>> np.flatnonzero(is_held_out(np.arange(20), 0.3)).tolist()
+    >>> np.flatnonzero(hash_numbers(np.arange(20)) < threshold(0.3)).tolist()
     [2, 4, 6, 8, 18]
     """
-    return mix((numbers.astype(np.uint64) + np.uint64(1)) * GAMMA) < threshold(share)
+    return mix((numbers.astype(np.uint64) + np.uint64(1)) * GAMMA)
 
 
 def hash_rows(values: np.ndarray, salt: int = 0) -> np.ndarray:

@@ -54,24 +54,22 @@ class Split(View):
 
         With a key, which is read of all examples once, they are kept in a file beside the corpus.
         """
+        by = self.by
+
+        def hash_of(block: np.ndarray) -> np.ndarray:
+            if by is None:
+                return prng.hash_numbers(block)
+            return prng.hash_rows(corpus.read_examples(block, [by])[by], depth)
 
         def read() -> bytes:
-            below, by = prng.threshold(self.hold_out), self.by
-            bits = [
-                np.packbits(
-                    prng.is_held_out(block, self.hold_out)
-                    if by is None
-                    else prng.hash_rows(corpus.read_examples(block, [by])[by], depth) < below
-                )
-                for block in prng.blocks(len(corpus))
-            ]
-            return b"".join(array.tobytes() for array in bits)
+            below, blocks = prng.threshold(self.hold_out), prng.blocks(len(corpus))
+            return b"".join(np.packbits(hash_of(block) < below).tobytes() for block in blocks)
 
-        if self.by is None:
+        if by is None:
             return np.frombuffer(read(), np.uint8)
         # A split of a split by the same hash would hold out all examples, or none.
         depth = _count_splits(corpus)
-        name = fingerprint_of([corpus.fingerprint, self.by, self.hold_out] + [depth] * (depth > 0))
+        name = fingerprint_of([corpus.fingerprint, by, self.hold_out] + [depth] * (depth > 0))
         return np.frombuffer(corpus.cached_file(f"split-{name}.bits", read), np.uint8)
 
 

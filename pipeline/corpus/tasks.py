@@ -1,13 +1,14 @@
 """Tasks: the fields that a model takes from an example, and so the length of an example."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from pipeline.errors import InvalidValue
+from pipeline.errors import InvalidValue, require_type, require_whole
 from pipeline.text.features import OFFSETS, TOKENS, WEIGHTS, Feature, check_features
+from pipeline.text.ragged import Ragged, divide_arrays
 
 # The stored feature of a node of a group that says how many nodes back its parent is; 0: a prefix.
 ABOVE = "_above"
@@ -42,14 +43,6 @@ class Task:
             return self.shifts
         field = "loss_weights" if name == WEIGHTS else name
         return {field: self.lookahead if feature.of == "targets" else 0}
-
-    def divide(
-        self, columns: Any, features: Mapping[str, Feature] | None
-    ) -> dict[str, dict[str, Feature]]:
-        """The features of each side of examples in `columns`; see `divide_features`."""
-        with_tokens = not isinstance(columns, Mapping) or TOKENS in columns
-        arrays = any(feature.of_arrays for feature in check_features(features).values())
-        return divide_features([self] if with_tokens or not arrays else [], features)
 
     def check(self, features: Mapping[str, Feature] | None) -> dict[str, Feature]:
         """`features` as a dict; refuses those that examples of this task alone cannot have."""
@@ -190,6 +183,24 @@ def divide_features(
                     "another name"
                 )
     return sides
+
+
+def read_columns(
+    columns: Any, features: Mapping[str, Feature] | None, vocab_size: int | None, task: Task
+) -> tuple[dict[str, Task], int | None, Iterator[tuple[str, Ragged]]]:
+    """The task of each side of examples in columns, `vocab_size`, and their parts; all checked.
+
+    Arguments are those of `Examples`; parts are those of `divide_arrays`, which checks entries as
+    they are read.
+    """
+    require_type("task", task, Task, A_TASK)
+    with_tokens = not isinstance(columns, Mapping) or TOKENS in columns
+    arrays = any(feature.of_arrays for feature in check_features(features).values())
+    sides = divide_features([task] if with_tokens or not arrays else [], features)
+    if vocab_size is not None:
+        vocab_size = require_whole("vocab_size", vocab_size, 1)
+    parts = divide_arrays(columns, sides, vocab_size, task.lookahead)
+    return tasks_of(sides, [task]), vocab_size, parts
 
 
 def tasks_of(sides: Iterable[str], tasks: Sequence[Task]) -> dict[str, Task]:

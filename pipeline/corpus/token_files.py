@@ -32,14 +32,14 @@ class TokenFiles(NamedTuple):
 
     Attributes:
         files: those that hold them, as they were given: of a bucket, not their local copies.
-        groups: some examples each, in order: their `TOKENS`, `WEIGHTS` if these are not all 1, and
-            features, by name.
+        sections: some examples each, in order: their `TOKENS`, `WEIGHTS` if these are not all 1,
+            and features, by name.
         layout: the options that decide how the files are read, as JSON.
         features: the schemas of the features among the columns, by name.
     """
 
     files: list[epath.Path]
-    groups: list[dict[str, Lists]]
+    sections: list[dict[str, Lists]]
     layout: Any = None
     features: Mapping[str, Feature] = types.MappingProxyType({})
 
@@ -187,23 +187,24 @@ def divide(
     if paths:
         triples = zip(paths, arrays, token_paths, strict=False)
         columns[WEIGHTS] = [_read_mask(path, len(values), owner) for path, values, owner in triples]
-    firsts, groups = np.cumsum([0, *map(len, arrays)]), []
+    firsts, sections = np.cumsum([0, *map(len, arrays)]), []
     begins = np.concatenate([at + n for (at, _), n in zip(borders, firsts, strict=False)])
     counts = np.concatenate([sizes for _, sizes in borders])
     ends = begins + counts
-    # The array in which each example begins. Those of a group begin in one, and end in it or later.
+    # The array in which each example begins. Those of a section begin in one array, and end in it
+    # or later.
     array = np.minimum(np.searchsorted(firsts, begins, "right"), len(arrays)) - 1
     changes = np.flatnonzero(np.diff(2 * array + (ends > firsts[array + 1]))) + 1
-    for group in np.split(np.arange(len(begins)), changes) if len(begins) else ():
-        first, low, high = int(array[group[0]]), begins[group].min(), ends[group].max()
+    for chosen in np.split(np.arange(len(begins)), changes) if len(begins) else ():
+        first, low, high = int(array[chosen[0]]), begins[chosen].min(), ends[chosen].max()
         span = slice(first, max(int(np.searchsorted(firsts, high)), first + 1))
-        lists = {}
+        section = {}
         for name, column in columns.items():
             pieces = [
                 values[max(low - begin, 0) : high - begin]
                 for values, begin in zip(column[span], firsts[span], strict=True)
             ]
             values = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-            lists[name] = values, begins[group] - low, counts[group]
-        groups.append(lists)
-    return TokenFiles([*token_paths, *paths], groups, layout)
+            section[name] = values, begins[chosen] - low, counts[chosen]
+        sections.append(section)
+    return TokenFiles([*token_paths, *paths], sections, layout)

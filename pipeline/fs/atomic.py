@@ -35,6 +35,11 @@ def is_local(path: epath.PathLike) -> bool:
     return "://" not in os.fspath(path)
 
 
+def absolute(path: epath.PathLike) -> str:
+    """The whole path of a local file or directory; one in object storage is whole."""
+    return os.path.abspath(path) if is_local(path) else os.fspath(path)
+
+
 def as_path(path: epath.PathLike) -> epath.Path:
     """A path that a user gave: local, with `~` expanded, or of object storage."""
     if not isinstance(path, str | os.PathLike) or not os.fspath(path):

@@ -73,22 +73,22 @@ def arrow(
     masks = _choose(ArrowFiles(copies).names() - {column}, labels, weights, schemas)
     _say_others(ArrowFiles(copies), column, {*schemas, *masks})
     source = ArrowFiles(copies, columns=[column, *schemas, *masks])
-    kinds, groups = {column: None, **schemas, **masks}, []
+    kinds, sections = {column: None, **schemas, **masks}, []
     for place, table in source.groups():
         lists = {
             name: _lists(f"{place} {name}", table.column(name).chunk(0), feature)
             for name, feature in kinds.items()
         }
         _cut(lists, column, schemas)
-        group = {TOKENS: lists[column], **{name: lists[name] for name in schemas}}
+        section = {TOKENS: lists[column], **{name: lists[name] for name in schemas}}
         if names := [name for name in masks if name in lists]:
-            group[WEIGHTS] = _weigh(lists, column, names, labels)
-        groups.append(group)
-    if len({group[WEIGHTS][0].dtype for group in groups if WEIGHTS in group}) > 1:
-        for group in groups:
-            values, begins, counts = group[WEIGHTS]
-            group[WEIGHTS] = values.astype(np.float32), begins, counts
-    return TokenFiles(originals, groups, [column, labels, [*masks], [*schemas]], schemas)
+            section[WEIGHTS] = _weigh(lists, column, names, labels)
+        sections.append(section)
+    if len({section[WEIGHTS][0].dtype for section in sections if WEIGHTS in section}) > 1:
+        for section in sections:
+            values, begins, counts = section[WEIGHTS]
+            section[WEIGHTS] = values.astype(np.float32), begins, counts
+    return TokenFiles(originals, sections, [column, labels, [*masks], [*schemas]], schemas)
 
 
 def _lists(place: str, column: pa.Array, feature: Feature | None) -> Lists:
