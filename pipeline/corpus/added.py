@@ -44,8 +44,8 @@ class AddedFeatures(SingleCorpus):
         directory: epath.Path,
         manifest: Manifest,
         lengths: np.ndarray,
-        cache: pathlib.Path | None = None,
-        cache_bytes: int | None = None,
+        cache: pathlib.Path | None,
+        cache_bytes: int | None,
     ):
         self.directory, self.manifest, self.lengths = directory, manifest, lengths
         self.task, self.features = TASKS[manifest.task], manifest.features

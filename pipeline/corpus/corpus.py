@@ -150,7 +150,7 @@ class Corpus(SingleCorpus):
         self, columns: Mapping[str, Iterable[Any]], *, features: Mapping[str, Feature]
     ) -> "WithFeatures":
         """See `AnyCorpus`."""
-        return WithFeatures.add(self, (), columns, features, where_cached([self]))
+        return WithFeatures.add(self, (), columns, features, where_cached(self))
 
     @classmethod
     def from_arrays(
@@ -288,15 +288,15 @@ class Corpus(SingleCorpus):
 
     def arguments(self) -> dict[str, Any]:
         """See `AnyCorpus`."""
-        return {"directory": os.fspath(self.directory), **where_cached([self])}
+        return {"directory": os.fspath(self.directory), **where_cached(self)}
 
     def __repr__(self) -> str:
         return f"Corpus.open({os.fspath(self.directory)!r})"
 
 
-def where_cached(corpora: Sequence[Corpus | AddedFeatures]) -> dict[str, Any]:
-    """The options for a cache with the room that these have together; empty without one."""
-    caches = [cache for corpus in corpora for cache, _ in corpus.caches]
+def where_cached(corpus: AnyCorpus) -> dict[str, Any]:
+    """The options for a cache with the room that the files of a corpus have; empty without one."""
+    caches = [cache for cache, _ in corpus.caches]
     if not caches:
         return {}
     room = sum(cache.max_bytes for cache in caches)
@@ -314,6 +314,7 @@ class WithFeatures(Joined):
     """
 
     kind, of_machine = "with_features", Corpus.of_machine
+    corpus: Corpus
 
     def __init__(
         self,
@@ -338,7 +339,6 @@ class WithFeatures(Joined):
             for (folder, manifest), room in zip(added, rooms[1:], strict=True)
         ]
         super().__init__(corpus, *others)
-        self._stored: tuple[Corpus, *tuple[AddedFeatures, ...]] = (corpus, *others)
 
     @classmethod
     def add(
@@ -362,8 +362,7 @@ class WithFeatures(Joined):
         self, columns: Mapping[str, Iterable[Any]], *, features: Mapping[str, Feature]
     ) -> "WithFeatures":
         """See `AnyCorpus`."""
-        cached = where_cached(self._stored)
-        return self.add(self._stored[0], self.added, columns, features, cached)
+        return self.add(self.corpus, self.added, columns, features, where_cached(self))
 
     @property
     def added(self) -> list[str]:
@@ -372,8 +371,8 @@ class WithFeatures(Joined):
 
     def arguments(self) -> dict[str, Any]:
         """See `AnyCorpus`."""
-        directory, names = os.fspath(self._stored[0].directory), self.added
-        return {"directory": directory, "features": names, **where_cached(self._stored)}
+        stored = {"directory": os.fspath(self.directory), "features": self.added}
+        return stored | where_cached(self)
 
     @classmethod
     def make(cls, **arguments: Any) -> AnyCorpus:

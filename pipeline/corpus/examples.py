@@ -94,14 +94,8 @@ class Examples(Renumbered):
         ([7], [1, 5, 2, 7, 2, 8, 9], [5, 2, 7, 3, 8, 9, 3])
         """
         columns, schemas = divide_groups(groups, features, vocab_size)
-        return Groups(Examples(columns, features=schemas, vocab_size=vocab_size, task=GROUPS).alone)
-
-    @property
-    def alone(self) -> "InMemory":
-        """The only side, as a corpus."""
-        (corpus,) = self.members
-        assert isinstance(corpus, InMemory), "the examples have several sides"
-        return corpus
+        nodes = Examples(columns, features=schemas, vocab_size=vocab_size, task=GROUPS)
+        return Groups(nodes.members[0])
 
     def __repr__(self) -> str:
         return f"Examples of {len(self):,} examples, {self.fingerprint}"

@@ -55,6 +55,8 @@ class Split(View):
         With a key, which is read of all examples once, they are kept in a file beside the corpus.
         """
         by = self.by
+        # A split of a split by the same hash would hold out all examples, or none.
+        depth = 0 if by is None else _count_splits(corpus)
 
         def hash_of(block: np.ndarray) -> np.ndarray:
             if by is None:
@@ -67,8 +69,6 @@ class Split(View):
 
         if by is None:
             return np.frombuffer(read(), np.uint8)
-        # A split of a split by the same hash would hold out all examples, or none.
-        depth = _count_splits(corpus)
         name = fingerprint_of([corpus.fingerprint, by, self.hold_out] + [depth] * (depth > 0))
         return np.frombuffer(corpus.cached_file(f"split-{name}.bits", read), np.uint8)
 

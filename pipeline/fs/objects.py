@@ -446,10 +446,7 @@ class ObjectPath(PosixGPath):
 
     def is_file(self) -> bool:
         """Whether it is an object."""
-        try:
-            return bool(split(self)[1]) and head(self) is not None
-        except FileNotFoundError:
-            return False
+        return bool(split(self)[1]) and _find(self) is not None
 
     def is_dir(self) -> bool:
         """Whether there are objects in it, or it is a bucket."""

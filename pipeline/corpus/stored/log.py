@@ -30,7 +30,7 @@ from pipeline.corpus.stored.directory import (
     write_entries,
 )
 from pipeline.corpus.stored.manifest import Manifest, is_finished
-from pipeline.corpus.stored.parts import Part, place_of_offsets, read_counts_of
+from pipeline.corpus.stored.parts import Part, range_of_offsets, read_counts_of
 from pipeline.corpus.tasks import TASKS, Task
 from pipeline.errors import InvalidValue
 from pipeline.fs import objects
@@ -83,7 +83,7 @@ def read_counts(directory: epath.Path, parts: Sequence[Part], task: Task) -> lis
         chunk = parts[first : first + PARTS_AT_ONCE]
         paths = [directory / part.file for part in chunk]
         try:
-            contents = objects.get_ranges(paths, *zip(*map(place_of_offsets, chunk), strict=True))
+            contents = objects.get_ranges(paths, *zip(*map(range_of_offsets, chunk), strict=True))
         except OSError:
             require_files(directory, chunk)
             raise

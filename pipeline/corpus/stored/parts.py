@@ -239,12 +239,10 @@ class PartFile:
         }
         return Ragged(counts, columns)
 
-    def verify(self) -> Ragged:
-        """The examples, as `read`; refuses them if their digest differs."""
-        examples = self.read()
-        if examples.digest != self.part.sha256:
+    def verify(self) -> None:
+        """Reads the examples, and refuses them if their digest differs."""
+        if self.read().digest != self.part.sha256:
             raise InvalidValue("its digest differs")
-        return examples
 
 
 def _map_column(name: str, column: Any, feature: Feature) -> np.ndarray:
@@ -290,7 +288,7 @@ def _write_columns(examples: Ragged, vocab_size: int | None) -> dict[str, pa.Arr
     return columns
 
 
-def place_of_offsets(part: Part) -> tuple[int, int]:
+def range_of_offsets(part: Part) -> tuple[int, int]:
     """The bytes of a part's file that `read_counts_of` reads: the first, and the one after them."""
     return part.offsets, part.offsets + 8 * (part.examples + 1)
 

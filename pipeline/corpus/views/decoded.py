@@ -46,16 +46,11 @@ class Decoded(ChangedView):
         corpus: AnyCorpus,
         decode: Decode | str,
         *,
-        features: Mapping[str, Any],
+        features: Mapping[str, Feature],
         files: str = "files",
         sizes: str = "file_bytes",
     ):
         super().__init__(corpus)
-        # In a description, they are JSON.
-        features = {
-            name: Feature(**feature) if isinstance(feature, Mapping) else feature
-            for name, feature in features.items()
-        }
         self.made, stored = check_features(features), corpus.features
         for name in (files, sizes):
             if name not in stored:
