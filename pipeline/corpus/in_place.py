@@ -147,8 +147,8 @@ class InPlace(SingleCorpus, metaclass=_Spellings):
             {name: {**OF_TOKENS, **self.features}[name] for name in columns},
             [HeldPart(segments, columns)],
             owner=f"{self!r}",
+            vocab_size=self._limit,
         )
-        self.reader.vocab_size = self._limit
 
     def _read(self, pieces: Pieces, names: Sequence[str]) -> Fields:
         if not self.marks:

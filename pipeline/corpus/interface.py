@@ -255,7 +255,7 @@ class AnyCorpus:
         """The features of whole examples, of all sides; see `Side.read_examples`."""
         fields: Fields = {}
         for side in self.sides.values():
-            names = None if features is None else [n for n in features if n in side.features]
+            names = None if features is None else side.select(features)
             fields |= side.read_examples(examples, names)
         return fields
 

@@ -99,18 +99,17 @@ class JoinedSide(Side):
 
     def _read(self, pieces: Pieces, names: Sequence[str]) -> Fields:
         first, *others = self._sides
-        fields = first.read(*pieces, [name for name in names if name in first.features])
+        fields = first.read(*pieces, first.select(names))
         for side in others:
-            if side_names := [name for name in names if name in side.features]:
-                read = side.read(*pieces, side_names)
-                fields |= {name: read[name] for name in side_names}
+            if mine := side.select(names):
+                read = side.read(*pieces, mine)
+                fields |= {name: read[name] for name in mine}
         return fields
 
     def _read_examples(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
         fields = Fields()
         for side in self._sides:
-            side_names = [name for name in names if name in side.features]
-            fields |= side.read_examples(examples, side_names)
+            fields |= side.read_examples(examples, side.select(names))
         return {name: fields[name] for name in names}
 
     def read_nodes(self, examples: np.ndarray) -> Nodes:

@@ -252,7 +252,7 @@ class RenumberedSide(Side):
         """Pieces of one member: weights of 1 if it has none, and the `fill` of missing features."""
         fields, side = Fields(), self._sides[index]
         if side is not None:
-            fields = side.read(*pieces, [name for name in names if name in side.features])
+            fields = side.read(*pieces, side.select(names))
         schemas = {name: self.features[name] for name in names}
         schemas |= {"loss_weights": LOSS_WEIGHTS} if self.weighted else {}
         for name, feature in schemas.items():
@@ -266,10 +266,10 @@ class RenumberedSide(Side):
         counts = {name: ones if self.features[name].of == "example" else several for name in names}
         fields = {name: self.features[name].filled(int(counts[name].sum())) for name in names}
         for side, rows, numbers in self._divide(examples):
-            side_names = [name for name in names if side is not None and name in side.features]
-            for name, values in side.read_examples(numbers, side_names).items() if side else ():
-                count = counts[name]
-                fields[name][ranges((np.cumsum(count) - count)[rows], count[rows])] = values
+            if side is not None:
+                for name, values in side.read_examples(numbers, side.select(names)).items():
+                    count = counts[name]
+                    fields[name][ranges((np.cumsum(count) - count)[rows], count[rows])] = values
         return fields
 
     def read_nodes(self, examples: np.ndarray) -> Nodes:

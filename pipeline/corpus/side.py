@@ -67,7 +67,7 @@ class Side:
         Raises:
             IndexError: there is no such example, or it is too short for its piece.
         """
-        names = self._names(features, per_example=False)
+        names = self._check_names(features, per_example=False)
         columns = examples, starts, lengths, lengths if reach is None else reach
         epoch = np.asarray(epoch) if np.ndim(epoch) else epoch
         pieces = Pieces._make([*(np.asarray(column, np.int64) for column in columns), epoch])
@@ -118,7 +118,7 @@ class Side:
             examples: their numbers; ints, [n].
             features: names of features of examples or continuations; None: all.
         """
-        names = self._names(features, per_example=True)
+        names = self._check_names(features, per_example=True)
         examples = np.asarray(examples, np.int64)
         require_numbers(examples, len(self))
         return self._read_examples(examples, names) if names else {}
@@ -131,7 +131,11 @@ class Side:
         """The nodes of whole examples, int64 [n]; a document is one node."""
         return Nodes.of_documents(self.lengths[examples])
 
-    def _names(self, features: Iterable[str] | None, *, per_example: bool) -> list[str]:
+    def select(self, names: Iterable[str]) -> list[str]:
+        """Those of some names that are features of this side."""
+        return [name for name in names if name in self.features]
+
+    def _check_names(self, features: Iterable[str] | None, *, per_example: bool) -> list[str]:
         """The names of the features to read, of examples or of positions; refuses unknown ones."""
         options = [n for n, feature in self.features.items() if feature.per_example == per_example]
         if features is None:

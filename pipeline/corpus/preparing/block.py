@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import numpy as np
 
 from pipeline.corpus.preparing.job import Job
-from pipeline.corpus.tasks import ABOVE
+from pipeline.corpus.tasks import ABOVE, Task
 from pipeline.errors import InvalidValue
 from pipeline.text import templates
 from pipeline.text.features import TOKEN_IDS, TOKENS, WEIGHTS, Column, Feature
@@ -89,57 +89,62 @@ class BlockEncoder:
         if isinstance(error, OSError | MemoryError):  # not the fault of the record
             raise error
         if isinstance(error, templates.LeftOut):
-            add_notes(self.notes, {f"{error}; they are left out": (1, self._place(number))})
+            self._note(f"{error}; they are left out", [number])
         elif self._job.on_error == "raise" and number not in self.failed:
             raise with_place(error, self._block.where(number))
         self.failed.setdefault(number, error)
 
+    def _note(self, about: str, records: Sequence[int] | np.ndarray) -> None:
+        """Counts records in the notes, if there are any."""
+        if len(records):
+            add_notes(self.notes, {about: (len(records), self._place(int(records[0])))})
+
     def encode(self) -> dict[str, Ragged]:
         """The examples by side; those of records that failed have no tokens or arrays."""
-        job, records = self._job, self._block.records
-        for number, record in enumerate(records):
+        for number, record in enumerate(self._block.records):
             if isinstance(record, Doubted):
-                add_notes(self.notes, {record.doubt: (1, self._place(number))})
+                self._note(record.doubt, [number])
             self.items.append(self._prepare(number))
             for about, example in take_notes().items():
                 add_notes(self.template_notes, {about: (1, self._place(number, example))})
-        items = self.items
-        chunks: dict[str, Ragged] = {}
-        for task in job.tasks:
-            of_side = [item[task.side] for item in items]
-            chunk = Ragged.concatenate(self._encode(of_side, task.side, 0))
-            self._require_ids(chunk)
-            columns = dict(chunk.columns)
-            if not task.has_targets or traits_of(job.template).unweighted:
-                weights = columns.pop(WEIGHTS, None)
-                if weights is not None and len(job.tasks) == 1:
-                    self._require_equal_weights(chunk.counts, weights.values)
-            if job.nodes > 1:
-                for node in np.flatnonzero(chunk.counts == 0).tolist():
-                    error = InvalidValue(
-                        "its prefix or a continuation has no token; give each of them text, or the "
-                        "tokenizer marks"
-                    )
-                    self._fail(node // job.nodes, error)
-                above = np.tile(np.arange(job.nodes, dtype=np.int32), len(records))
-                columns[ABOVE] = Column(job.columns[ABOVE], above)
-            chunks[task.side] = dataclasses.replace(chunk, columns=columns)
-        chunks = self._read_features(items, chunks)
-        for task in job.tasks:
-            chunk = self._empty_failed(chunks[task.side])
-            loss = chunk.weights if job.nodes == 1 else None  # a prefix never has any
-            silent = task.find_silent(chunk.counts, loss)
-            if len(silent):
-                add_notes(self.notes, {SILENT: (len(silent), self._place(int(silent[0])))})
-            empty = self._find_empty(chunk.counts)
-            if len(empty):
-                side = f" on the side {task.side!r}" if len(job.tasks) > 1 else ""
-                note = len(empty), self._place(int(empty[0]))
-                add_notes(self.notes, {EMPTY.format(side): note})
-            ids = Column(TOKEN_IDS, chunk.flat.astype(np.int32, copy=False))  # which fit by now
-            columns = {**chunk.columns, TOKENS: ids}
-            chunks[task.side] = dataclasses.replace(chunk, columns=columns)
+        chunks = self._read_features(
+            {task.side: self._encode_side(task) for task in self._job.tasks}
+        )
+        for task in self._job.tasks:
+            chunks[task.side] = self._finish_side(task, chunks[task.side])
         return chunks
+
+    def _encode_side(self, task: Task) -> Ragged:
+        """The examples of a side of tokens, with the features of spans."""
+        job = self._job
+        items = [item[task.side] for item in self.items]
+        chunk = Ragged.concatenate(self._encode(items, task.side, 0))
+        self._require_ids(chunk)
+        columns = dict(chunk.columns)
+        if not task.has_targets or traits_of(job.template).unweighted:
+            weights = columns.pop(WEIGHTS, None)
+            if weights is not None and len(job.tasks) == 1:
+                self._require_equal_weights(chunk.counts, weights.values)
+        if job.nodes > 1:
+            for node in np.flatnonzero(chunk.counts == 0).tolist():
+                error = InvalidValue(
+                    "its prefix or a continuation has no token; give each of them text, or the "
+                    "tokenizer marks"
+                )
+                self._fail(node // job.nodes, error)
+            above = np.tile(np.arange(job.nodes, dtype=np.int32), len(items))
+            columns[ABOVE] = Column(job.columns[ABOVE], above)
+        return dataclasses.replace(chunk, columns=columns)
+
+    def _finish_side(self, task: Task, chunk: Ragged) -> Ragged:
+        """The examples of a side of tokens without those of records that failed."""
+        chunk = self._empty_failed(chunk)
+        loss = chunk.weights if self._job.nodes == 1 else None  # a prefix never has any
+        self._note(SILENT, task.find_silent(chunk.counts, loss))
+        side = f" on the side {task.side!r}" if len(self._job.tasks) > 1 else ""
+        self._note(EMPTY.format(side), self._find_empty(chunk.counts))
+        ids = Column(TOKEN_IDS, chunk.flat.astype(np.int32, copy=False))  # which fit by now
+        return dataclasses.replace(chunk, columns={**chunk.columns, TOKENS: ids})
 
     def _find_empty(self, counts: np.ndarray) -> np.ndarray:
         """The records that did not fail, of which no node has a token besides those of marks."""
@@ -263,9 +268,7 @@ class BlockEncoder:
             ),
         )
 
-    def _read_features(
-        self, items: Sequence[Mapping[str, Any]], chunks: Mapping[str, Ragged]
-    ) -> dict[str, Ragged]:
+    def _read_features(self, chunks: Mapping[str, Ragged]) -> dict[str, Ragged]:
         """The examples of all sides, with features that are not of spans.
 
         Features of records that failed are zeros, and they have no arrays.
@@ -279,13 +282,13 @@ class BlockEncoder:
             for name, feature in job.sides[side].items()
             if feature.to is not None and name in of_spans
         }
-        for number in range(len(items)) if arrays or pointers else ():
+        for number, item in enumerate(self.items) if arrays or pointers else ():
             rows = slice(number * nodes, (number + 1) * nodes)
             counts = {side: chunk.counts[rows].tolist() for side, chunk in chunks.items()}
             example, values = {name: pointer[number] for name, pointer in pointers.items()}, {}
             try:
                 if number not in self.failed:
-                    values = self._values_of(number, items[number], counts, example, arrays)
+                    values = self._values_of(number, item, counts, example, arrays)
             except Exception as error:
                 self._fail(number, error)
             for side, features in job.sides.items():

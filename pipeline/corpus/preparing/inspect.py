@@ -107,7 +107,7 @@ def inspect(job: Job, shards: Sequence[Shard]) -> Inspection:
     inspection.read |= {*job.columns, *(job.fields or {}).values()}
     with collect_notes(inspection.read):
         for block in _draw(job.records, shards):
-            _Look(job, lenient, block, inspection).run()
+            _Look(lenient, block, inspection).run()
             if inspection.characters >= CHARACTERS:
                 break
     return inspection
@@ -136,9 +136,9 @@ def _draw(records: Sharded, shards: Sequence[Shard]) -> Iterator[Block]:
 class _Look:
     """A look at the sample of a block."""
 
-    def __init__(self, job: Job, lenient: Job, block: Block, inspection: Inspection):
+    def __init__(self, job: Job, block: Block, inspection: Inspection):
         self._job, self._block, self._inspection = job, block, inspection
-        self._encoder, self._tokenizer = BlockEncoder(lenient, block), job.tokenizer
+        self._encoder, self._tokenizer = BlockEncoder(job, block), job.tokenizer
 
     def run(self) -> None:
         """Adds what is found to the inspection."""

@@ -82,13 +82,10 @@ class Reader(Handles):
         stores: the parts of the tokens, then of added features; all divide examples alike.
         owner: names the file of another program, whose features are converted, and whose values
             are checked, when they are read; None: all values are as features say.
-
-    Attributes:
         vocab_size: ids of another program must be below this.
     """
 
     handles = ("_table",)
-    vocab_size = IDS
 
     def __init__(
         self,
@@ -98,8 +95,10 @@ class Reader(Handles):
         features: Mapping[str, Feature],
         stores: Sequence[PartStore],
         owner: str | None = None,
+        vocab_size: int = IDS,
     ):
         self.task, self.features, self.owner = task, features, owner
+        self.vocab_size = vocab_size
         self._lengths, self._stores = lengths, stores
         self._first = np.cumsum(examples) - examples
         self._shifts = {name: task.fields_of(name, feature) for name, feature in features.items()}
@@ -167,16 +166,16 @@ class Reader(Handles):
                 last = np.cumsum(reach) - reach + lengths - 1
                 ends = take_numbers(address + sizes, dtype)
                 if name == TOKENS:
-                    self.require_ids(ends, pieces.examples, np.ones_like(lengths))
+                    self._require_ids(ends, pieces.examples, np.ones_like(lengths))
                 values[last] = ends
             else:
                 stored = copy_memory(address + unit * shift, sizes, rooms).view(dtype)
                 if name == TOKENS:
-                    self.require_ids(stored, pieces.examples, reach)
+                    self._require_ids(stored, pieces.examples, reach)
                 by_shift[shift] = self._restore(name, stored)
         return {field: by_shift[shift] for field, shift in shifts.items()}
 
-    def require_ids(self, ids: np.ndarray, examples: np.ndarray, counts: np.ndarray) -> None:
+    def _require_ids(self, ids: np.ndarray, examples: np.ndarray, counts: np.ndarray) -> None:
         """Refuses ids of another program that are no tokens; each example has `counts` of them."""
         limit = self.vocab_size
         if self.owner is None or not len(ids) or (ids.min() >= 0 and ids.max() < limit):

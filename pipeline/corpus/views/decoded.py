@@ -125,7 +125,7 @@ class _DecodedSide(Side):
         decode: Decode | str,
         schemas: Mapping[str, Feature],
     ):
-        self._side, self._files, self._sizes, self._columns = side, files, sizes, names
+        self._side, self._files, self._sizes, self._feature_names = side, files, sizes, names
         self._function, self._made = decode, schemas
         self.has_tokens, self.features = side.has_tokens, {**side.features, **schemas}
 
@@ -135,7 +135,7 @@ class _DecodedSide(Side):
         return self._side.lengths
 
     def _read(self, pieces: Pieces, names: Sequence[str]) -> Fields:
-        fields = self._side.read(*pieces, [n for n in names if n in self._side.features])
+        fields = self._side.read(*pieces, self._side.select(names))
         if missing := [name for name in names if name not in fields]:
             for name in missing:
                 fields[name] = self.features[name].filled(int(pieces.reach.sum()))
@@ -167,8 +167,8 @@ class _DecodedSide(Side):
 
     def _decode(self, examples: np.ndarray) -> Iterator[Fields]:
         """The features of whole examples, one after another."""
-        files, sizes, pointer = self._columns
-        stored = [name for name in (pointer, *self._made) if name in self._side.features]
+        files, sizes, pointer = self._feature_names
+        stored = self._side.select((pointer, *self._made))
         for number, content, counts, expected in zip(
             examples.tolist(),
             _read_whole(self._files, examples, [files]),
