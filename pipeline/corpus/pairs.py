@@ -86,6 +86,6 @@ class Pairs(Sides):
         return cls(*sides)
 
 
-def as_sides(corpora: Mapping[str, Any], loss: str | None = None) -> Sides:
+def as_sides(corpora: Mapping[str, Any], loss: str | None) -> Sides:
     """The corpora of sides as one: of inputs and targets, `Pairs`."""
     return Pairs(**corpora) if [*corpora] == [*OF_PAIRS] else Sides(corpora, loss=loss)

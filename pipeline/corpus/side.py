@@ -71,7 +71,7 @@ class Side:
         columns = examples, starts, lengths, lengths if reach is None else reach
         epoch = np.asarray(epoch) if np.ndim(epoch) else epoch
         pieces = Pieces._make([*(np.asarray(column, np.int64) for column in columns), epoch])
-        require_numbers(pieces.examples, len(self))
+        self._require_numbers(pieces.examples)
         if not pieces.lengths.all():
             pieces = pieces.take(pieces.lengths != 0)
         self._require_positions(pieces)
@@ -86,6 +86,14 @@ class Side:
             block = slice(*np.searchsorted(blocks, [number, number + 1]).tolist())
             pieces = examples[block], starts[block], lengths[block]
             yield block, self.read(*pieces, features=features)
+
+    def _require_numbers(self, examples: np.ndarray) -> None:
+        """Refuses numbers of examples that are negative or too high."""
+        # As an unsigned number, a negative one is higher than all others.
+        count = len(self)
+        if len(examples) and int(examples.view(np.uint64).max()) >= count:
+            wrong = examples[(examples < 0) | (examples >= count)][0]
+            raise OutOfRange(f"example {wrong} of {count:,}; examples are numbered from 0")
 
     def _require_positions(self, pieces: Pieces) -> None:
         """Refuses pieces that are not within their examples, or do not fit their places."""
@@ -120,7 +128,7 @@ class Side:
         """
         names = self._check_names(features, per_example=True)
         examples = np.asarray(examples, np.int64)
-        require_numbers(examples, len(self))
+        self._require_numbers(examples)
         return self._read_examples(examples, names) if names else {}
 
     def _read_examples(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
@@ -146,11 +154,3 @@ class Side:
                 kind = "examples" if per_example else "tokens"
                 raise InvalidValue(f"there is no feature of {kind} {suggest_option(name, options)}")
         return names
-
-
-def require_numbers(examples: np.ndarray, count: int) -> None:
-    """Raises an `IndexError` for numbers of examples that are not from 0 and below `count`."""
-    # As an unsigned number, a negative one is higher than all others.
-    if len(examples) and int(examples.view(np.uint64).max()) >= count:
-        wrong = examples[(examples < 0) | (examples >= count)][0]
-        raise OutOfRange(f"example {wrong} of {count:,}; examples are numbered from 0")

@@ -43,19 +43,19 @@ def test_features_are_stored_or_added_to_a_finished_corpus(tmp_path, way):
     assert Corpus.from_arrays(columns, stored, features=FEATURES).fingerprint == made.fingerprint
     base = {name: columns[name] for name in ("tokens", "weights", "logprob")}
     plain = Corpus.from_arrays(base, tmp_path, features={"logprob": FEATURES["logprob"]})
-    added = {name: each for name, each in FEATURES.items() if name != "logprob"}
+    added = {name: feature for name, feature in FEATURES.items() if name != "logprob"}
     values = {name: columns[name] for name in added}
-    corpus = plain.with_features({n: iter(each) for n, each in values.items()}, features=added)
+    corpus = plain.with_features({n: iter(column) for n, column in values.items()}, features=added)
     assert corpus.fingerprint != plain.fingerprint
     assert Corpus.open(tmp_path).fingerprint == plain.fingerprint
     opened = Corpus.open(tmp_path, features=added, **way)
     assert opened.fingerprint == corpus.fingerprint
     examples = Examples(columns, features=FEATURES)
     require_equal(pickle.loads(pickle.dumps(examples)), examples)
-    for each in (Corpus.open(stored, **way), corpus, opened, pickle.loads(pickle.dumps(opened))):
-        require_equal(each, examples)
-        assert each.features == examples.features
-        each.verify()
+    for whole in (Corpus.open(stored, **way), corpus, opened, pickle.loads(pickle.dumps(opened))):
+        require_equal(whole, examples)
+        assert whole.features == examples.features
+        whole.verify()
     assert plain.with_features(values, features=added).fingerprint == corpus.fingerprint
     values["reward"] = [*values["reward"][:-1], 7.0]
     with pytest.raises(ValueError, match="holds other values of"):
@@ -72,7 +72,7 @@ def test_features_of_columns_in_place(tmp_path):
     columns = draw_columns([5, 3, 8, 2])
     for name in ("weights", "half", "offsets"):
         del columns[name]
-    wanted = {name: each for name, each in FEATURES.items() if name in columns}
+    wanted = {name: feature for name, feature in FEATURES.items() if name in columns}
     due = Examples(columns, features=wanted)
 
     def nested(values, kind):
@@ -85,8 +85,8 @@ def test_features_of_columns_in_place(tmp_path):
     table = pa.table(stored | {"reward": columns["reward"]})
     feather.write_feather(table, str(tmp_path / "a.arrow"), compression="uncompressed")
     corpus = InPlace.arrow(tmp_path / "a.arrow", column="ids", features=wanted)
-    for each in (corpus, pickle.loads(pickle.dumps(corpus))):
-        require_equal(each, due)
+    for copy in (corpus, pickle.loads(pickle.dumps(corpus))):
+        require_equal(copy, due)
     narrow = {"routing": Feature("inputs", dtype="int8", shape=6)}
     with pytest.raises(ValueError, match=r"routing of .* holds \d+; int8 holds -128 to 127"):
         InPlace.arrow(tmp_path / "a.arrow", column="ids", features=narrow)[2]
@@ -105,7 +105,7 @@ def test_records_and_templates_give_features(tmp_path):
     corpus.verify()
     # Begin mark, Q, ab, x, end mark.
     assert corpus[1]["turn"].tolist() == [1, 2, 2, 2, 2]
-    assert [float(each) for each in corpus.read_examples([3, 19])["reward"]] == [1.5, 9.5]
+    assert [float(reward) for reward in corpus.read_examples([3, 19])["reward"]] == [1.5, 9.5]
     with pytest.raises(ValueError, match="another features"):
         pipeline.prepare(*source, template=template)
     with pytest.raises(ValueError, match="record 0: age is no field of it"):
@@ -125,7 +125,7 @@ def test_what_is_joined_are_corpora_that_agree_on_features_or_have_a_fill():
     def more(**features):
         """Another corpus with these features, and that of the first one."""
         features = {**plain.features, **features}
-        columns = {"tokens": [[1, 2]], **{each: [1.0] for each in features}}
+        columns = {"tokens": [[1, 2]], **{name: [1.0] for name in features}}
         return Examples(columns, features=features)
 
     turn, reward = Feature("example"), Feature("example", dtype="float16")

@@ -30,7 +30,6 @@ from pipeline.corpus.stored.log import (
     list_records,
     parts_of,
     read_counts,
-    record_path,
     remove_log,
     require_files,
 )
@@ -277,9 +276,7 @@ def _finish(work: Work, manifests: Mapping[str, Manifest], shards: int, engine: 
                 f"{type(engine).__name__} ended without {len(missing):,} of {shards:,} shards, "
                 f"first shard {missing[0]}; run again to finish"
             )
-        paths = [record_path(directory, record["shard"], record["number"]) for record in records]
-        of_records = [parts_of(*pair) for pair in zip(paths, records, strict=True)]
-        parts = [part for of_record in of_records for part in of_record]
+        parts = [part for record in records for part in parts_of(directory, record)]
         require_files(directory, parts)
         counts = np.concatenate([np.zeros(0, np.uint32), *read_counts(directory, parts, task)])
         todo.append((directory, dataclasses.replace(manifest, parts=parts), counts))

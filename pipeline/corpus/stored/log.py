@@ -63,10 +63,10 @@ def read_sealed(directory: epath.Path) -> tuple[list[Part], Any, bool]:
     """
     parts, cursor, ended = list[Part](), None, False
     for key, record in read_records(directory).items():
-        path = record_path(directory, 0, len(parts))
         if key != (0, len(parts)):
+            path = record_path(directory, 0, len(parts))
             raise damage(path, f"it is missing, and {record_path(directory, *key).name} is there")
-        parts += parts_of(path, record)
+        parts += parts_of(directory, record)
         ended = record["next"] is None
         cursor = None if ended else record["next"][0]
     return parts, cursor, ended
@@ -160,8 +160,9 @@ def write_record(
     write_entries(record_path(directory, shard, number), entries, once=True)
 
 
-def parts_of(path: epath.Path, record: Mapping[str, Any]) -> list[Part]:
+def parts_of(directory: epath.Path, record: Mapping[str, Any]) -> list[Part]:
     """The parts of a record; refuses those of another one."""
+    path = record_path(directory, record["shard"], record["number"])
     try:
         parts = [Part(**part) for part in record["parts"]]
         for number, part in enumerate(parts, record["number"]):
