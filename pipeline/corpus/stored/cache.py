@@ -170,8 +170,8 @@ class PartCache(Handles, PartStore):
         self._seen: set[str] = set()  # the parts that were there at the last look
         self._needed = np.full(self.num_parts, NEVER)
         self._demands: list[Demand] = []
-        self._threads, self._told = 0, False
-        self._failures: set[str] = set()
+        self._threads = 0
+        self._logged: set[str] = set()
 
     @property
     def caches(self) -> tuple[tuple["PartCache", int], ...]:
@@ -282,11 +282,10 @@ class PartCache(Handles, PartStore):
                 self._threads -= 1
                 return None
         first = [np.full(self.num_parts, NEVER) for _ in Needs._fields]
-        for needed, windows in (
-            (first[n], w) for _, needs in answers for n, w in enumerate(needs or ())
-        ):
-            for window, numbers in enumerate(windows):
-                needed[numbers] = np.minimum(needed[numbers], window)
+        for _, needs in answers:
+            for needed, windows in zip(first, needs or (), strict=False):
+                for window, numbers in enumerate(windows):
+                    needed[numbers] = np.minimum(needed[numbers], window)
         return first
 
     def _call(self, demand: Demand) -> Needs | None:
@@ -297,12 +296,16 @@ class PartCache(Handles, PartStore):
             self._log_failure(error)
             return Needs.of(())
 
-    def _log_failure(self, error: Exception) -> None:
-        """Logs a failure once, by one thread."""
+    def _is_new(self, text: str) -> bool:
+        """Whether no thread has asked for this text before, so that each is logged once."""
         with self._lock:
-            new = str(error) not in self._failures
-            self._failures.add(str(error))
-        if new:
+            new = text not in self._logged
+            self._logged.add(text)
+            return new
+
+    def _log_failure(self, error: Exception) -> None:
+        """Logs a failure, once."""
+        if self._is_new(str(error)):
             logger.warning(
                 "fetching from %s into %s failed, and is tried again every %d s: %s",
                 *(os.fspath(self.source), self.directory, AFTER_FAILURE, error),
@@ -310,12 +313,9 @@ class PartCache(Handles, PartStore):
             )
 
     def _tell(self, needed: np.ndarray) -> None:
-        """Logs that the first window has no room."""
+        """Logs that the first window has no room, once."""
         size = int(self._sizes[needed == 0].sum())
-        with self._lock:
-            new = size > self.max_bytes and not self._told
-            self._told |= new
-        if new:
+        if size > self.max_bytes and self._is_new("no room"):
             logger.warning(
                 "the files of a window of %s have %s bytes, but %s has room for %s, so they are "
                 "fetched again and again; raise cache_bytes, or give the plan a smaller window=",
