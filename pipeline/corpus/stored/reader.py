@@ -125,7 +125,7 @@ class Reader(Handles):
         return cls(task, lengths, np.array([len(lengths)]), features, [store])
 
     def read(self, pieces: Pieces, names: Iterable[str]) -> Fields:
-        """The fields of pieces, as `Readable.read`: tokens, weights, and features `names`."""
+        """The fields of pieces, as `Side.read`: tokens, weights, and features `names`."""
         columns = [*(name for name in (TOKENS, WEIGHTS) if name in self.features), *names]
         return self._read(pieces, columns)
 

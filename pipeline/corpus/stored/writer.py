@@ -110,7 +110,7 @@ class Writer:
     def _continue(self, schemas: dict[str, Feature]) -> dict[str, Feature]:
         """Continues after the sealed parts, and removes others; returns the features of an example.
 
-        Those of a new corpus are the `known` ones. Weights are among them if sealed examples have
+        Those of a new corpus are `schemas`. Weights are among them if sealed examples have
         weights.
         """
         if (begun := Manifest.find(self.directory)) is None:

@@ -16,9 +16,10 @@ from pipeline.corpus.interface import AnyCorpus, SingleCorpus, computed
 from pipeline.corpus.nodes import Nodes
 from pipeline.corpus.stored.gather import Fields, Pieces, gather
 from pipeline.corpus.tasks import ABOVE, CAUSAL
+from pipeline.corpus.views.cuts import cut_groups
 from pipeline.corpus.views.trees import Shape, Tree, divide_columns
 from pipeline.errors import InvalidValue, counted, require_whole
-from pipeline.planning.layout import count_before, ranges
+from pipeline.planning.layout import ranges
 from pipeline.text.features import TOKENS, Feature, check_features
 
 logger = logging.getLogger(__name__)
@@ -53,7 +54,6 @@ class Groups(SingleCorpus):
         self.weighted, self.vocab_size, self.directory = True, nodes.vocab_size, nodes.directory
         self.features = {name: feature for name, feature in nodes.features.items() if name != ABOVE}
         self.identity = {**nodes.identity, "task": CAUSAL.name}
-        self._sizes = nodes.lengths
         self._above = nodes.read_examples(np.arange(len(nodes)), [ABOVE])[ABOVE]
         roots = np.flatnonzero(self._above == 0)
         self._edges = np.append(roots, len(nodes))
@@ -63,19 +63,24 @@ class Groups(SingleCorpus):
             raise InvalidValue(
                 f"{nodes!r} is damaged: its nodes do not make groups; prepare it again"
             )
-        self._lay_out()
-        self._max_length, self._num_alike, self._num_partly = max_length, 0, 0
+        self._lay_out(nodes.lengths)
+        self._max_length, self._alike, self._partly = max_length, 0, 0
         if max_length is not None:
-            self._cut(max_length)
+            cut = cut_groups(self._side, Tree(self._above), self._sizes, max_length)
+            self._alike, self._partly = cut.alike, cut.partly
+            self._lay_out(cut.sizes)
+            if self._side.weighted:  # weights of the rest are not counted
+                self.num_learnt = None
+            self.identity["tokens"] += f" cut to {max_length}"
         if nodes.files is not None:
             ends = np.searchsorted(roots, np.cumsum(nodes.files))
             self.files = np.diff(ends, prepend=0)
 
-    def _lay_out(self) -> None:
+    def _lay_out(self, sizes: np.ndarray) -> None:
+        """Sets what the number of tokens of each node decides."""
         tree = Tree(self._above)
         # A node that `prepare(on_error="skip")` left without tokens keeps its group out of batches.
-        group = np.cumsum(tree.root) - 1
-        self._sizes = self._sizes * (np.bincount(group, self._sizes == 0) == 0)[group]
+        self._sizes = sizes * (np.bincount(tree.group, sizes == 0) == 0)[tree.group]
         nodes = tree.lay_out(self._sizes)
         self.lengths = nodes.sum(nodes.columns).astype(np.uint32)
         self.trees = nodes.table
@@ -100,92 +105,23 @@ class Groups(SingleCorpus):
         longest = int(self.lengths.max(initial=0))
         if longest <= max_length:
             return self
-        cut = Groups(self.nodes, max_length)
-        if cut._num_partly:
+        groups = Groups(self.nodes, max_length)
+        if partly := groups._partly:
             logger.warning(
-                f"{cut._num_partly:,} of {counted(len(self), 'group')} stay, though cut to "
-                f"{max_length:,} columns some of their continuations are the same; give a longer "
-                "bucket"
+                f"{partly:,} of {counted(len(self), 'group')} stay, though cut to {max_length:,} "
+                "columns some of their continuations are the same; give a longer bucket"
             )
-        if alike := cut._num_alike:
+        if alike := groups._alike:
             logger.warning(
                 f"{alike:,} of {counted(len(self), 'group')} are left out: cut to {max_length:,} "
                 "columns, their continuations are the same; give a longer bucket"
             )
-        if lost := int(np.count_nonzero((cut.lengths == 0) & (self.lengths > 0))) - alike:
+        if lost := int(np.count_nonzero((groups.lengths == 0) & (self.lengths > 0))) - alike:
             logger.warning(
                 f"{lost:,} of {counted(len(self), 'group')} are left out: even with one token in "
                 f"each continuation, they have more than {max_length:,} columns"
             )
-        return cut
-
-    def _cut(self, max_length: int) -> None:
-        tree, sizes = Tree(self._above), self._sizes.astype(np.int64)
-        group = np.cumsum(tree.root) - 1
-        # The columns that the continuations of each group may have together, each at least one.
-        leaves = np.bincount(group, sizes * tree.branch, len(self)).astype(np.int64)
-        room = max_length - self.lengths.astype(np.int64) + leaves
-        longer, fits = self.lengths > max_length, room >= self.trees[:, 1]
-        sizes[(longer & ~fits)[group]] = 0
-        longer &= fits
-        leaf_nodes = np.flatnonzero(tree.branch & longer[group])
-        owners, leaf_sizes = group[leaf_nodes], sizes[leaf_nodes]
-
-        def total(numbers: np.ndarray) -> np.ndarray:
-            return np.bincount(owners, numbers, len(self)).astype(np.int64)
-
-        # The most tokens that each continuation of a group may have, found by bisection.
-        low, high = np.ones_like(room), np.full_like(room, max_length)
-        while (low < high).any():
-            middle = (low + high + 1) // 2
-            fits = total(np.minimum(leaf_sizes, middle[owners])) <= room
-            low, high = np.where(fits, middle, low), np.where(fits, high, middle - 1)
-        alike, partly = self._find_alike(tree, leaf_nodes, low[owners])
-        short_sizes = np.minimum(leaf_sizes, low[owners])
-        cut, left = np.flatnonzero(leaf_sizes > short_sizes), room - total(short_sizes)
-        short_sizes[cut] += count_before(owners[cut], np.ones_like(cut)) < left[owners[cut]]
-        sizes[leaf_nodes] = short_sizes
-        sizes[np.isin(group, alike)] = 0
-        self._num_alike, self._num_partly = len(alike), len(partly)
-        self._sizes = sizes.astype(np.uint32)
-        self._lay_out()
-        if self._side.weighted:  # weights of the rest are not counted
-            self.num_learnt = None
-        tokens = f"{self.identity['tokens']} cut to {max_length}"
-        self.identity = {**self.identity, "tokens": tokens}
-
-    def _find_alike(
-        self, tree: Tree, leaf_nodes: np.ndarray, most: np.ndarray
-    ) -> tuple[list[int], list[int]]:
-        """The groups whose continuations differ, but not in the first tokens that stay.
-
-        And those of which that is true of some. `leaf_nodes` are the nodes that are continuations,
-        and `most` the tokens that stay of each; one that has a token more, since a group has room
-        for it, is compared without.
-        """
-        group = (np.cumsum(tree.root) - 1)[leaf_nodes]
-        leaf_sizes = self._sizes[leaf_nodes].astype(np.int64)
-        shown, parent = np.minimum(leaf_sizes, most), tree.parent[leaf_nodes]
-        # Those that have as many tokens, after one parent, as another one, of which some are cut.
-        kinds = parent * (1 + shown.max(initial=0)) + shown
-        _, kind, counts = np.unique(kinds, return_inverse=True, return_counts=True)
-        wanted = (counts > 1) & (np.bincount(kind, leaf_sizes > most) > 0)
-        chosen = np.flatnonzero(wanted[kind])
-        # By group and kind, the tokens that stay, and all.
-        heads: dict[tuple[int, int], set[bytes]] = {}
-        wholes: dict[tuple[int, int], set[bytes]] = {}
-        numbers, sizes = leaf_nodes[chosen], leaf_sizes[chosen]
-        for block, fields in self._side.read_blocks(numbers, 0 * numbers, sizes):
-            continuations = np.split(fields["inputs"], np.cumsum(sizes[block])[:-1])
-            at = chosen[block]
-            keys = zip(group[at].tolist(), kind[at].tolist(), strict=True)
-            for key, part, stay in zip(keys, continuations, most[at].tolist(), strict=True):
-                heads.setdefault(key, set()).add(part[:stay].tobytes())
-                wholes.setdefault(key, set()).add(part.tobytes())
-        fewer = {key for key, some in heads.items() if len(some) < len(wholes[key])}
-        total = np.bincount(group)
-        alike = {of for of, n in fewer if counts[n] == total[of] and len(heads[of, n]) == 1}
-        return [*alike], [*({of for of, _ in fewer} - alike)]
+        return groups
 
     @computed
     def silent(self) -> np.ndarray:

@@ -50,6 +50,11 @@ class Tree:
         self._levels = np.split(order, ends)[1:]  # from the children of prefixes down
 
     @property
+    def group(self) -> np.ndarray:
+        """The number of the group of each node: int64 [nodes]."""
+        return np.cumsum(self.root) - 1
+
+    @property
     def counts(self) -> np.ndarray:
         """The number of nodes of each group."""
         return np.diff(np.flatnonzero(self.root), append=len(self.root))
@@ -165,7 +170,7 @@ def _unnest(
 ) -> Iterator[tuple[Any, int, str]]:
     """The content of each node, depth first, how many nodes back its parent is, and its name.
 
-    `below` is the number of children of each node, known from the tokens; None: `given` decides.
+    `below` is the number of children of each node, known from the tokens; None: `nested` decides.
     """
     stack: list[tuple[Any, int, str]] = [(nested, 0, what)]
     for number in itertools.count():
