@@ -150,7 +150,7 @@ def load_array(path: epath.Path) -> np.ndarray:
 
 
 def _read_mask(path: epath.Path, tokens: int, owner: epath.Path) -> np.ndarray:
-    """The mask of the tokens of the file `owner`: bools [tokens], from bytes or an array of NumPy."""
+    """The mask of the tokens of the file `owner`: bools [tokens], of bytes or an array of NumPy."""
     is_array = read_head(path).startswith(NPY)
     values = load_array(path) if is_array else read_numbers(path, np.dtype(np.uint8))
     advice = f"give a file {A_MASK}"
