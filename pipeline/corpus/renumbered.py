@@ -115,13 +115,13 @@ class Renumbered(AnyCorpus):
         """Positions of each example, over all members."""
         all_lengths = []
         for index, member in self._numbered():
-            part = self._numbering.select(index, member.lengths)
+            values = self._numbering.select(index, member.lengths)
             if member.side_names != self.side_names:
-                lacking, part = part, np.zeros((len(part), len(self.sides)), np.uint32)
+                lacking, values = values, np.zeros((len(values), len(self.sides)), np.uint32)
                 columns = [self.side_names.index(name) for name in member.side_names]
-                part[:, columns] = lacking.reshape(len(part), -1)
-                part.flags.writeable = False
-            all_lengths.append(part)
+                values[:, columns] = lacking.reshape(len(values), -1)
+                values.flags.writeable = False
+            all_lengths.append(values)
         return all_lengths[0] if len(all_lengths) == 1 else np.concatenate(all_lengths)
 
     @computed

@@ -43,7 +43,7 @@ class Sides(AnyCorpus):
     kind = "sides"
 
     def __init__(self, sides: Mapping[str, AnyCorpus], *, loss: str | None = None):
-        self.by_name, self._given_loss = dict(sides), loss
+        self.by_name = dict(sides)
         require_names(self.by_name)
         self.sides = {n: next(iter(corpus.sides.values())) for n, corpus in self.by_name.items()}
         arrays = [name for name, side in self.sides.items() if not side.has_tokens]
@@ -97,7 +97,7 @@ class Sides(AnyCorpus):
 
     def arguments(self) -> dict[str, Any]:
         """See `AnyCorpus`."""
-        return {"sides": self.by_name, "loss": self._given_loss}
+        return {"sides": self.by_name, "loss": self.identity.get("loss")}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.by_name!r})"

@@ -48,6 +48,11 @@ class Encoded(NamedTuple):
     next: Any
     notes: Notes
 
+    @property
+    def num_examples(self) -> int:
+        """The number of examples."""
+        return len(next(iter(self.examples.values())).counts) if self.examples else 0
+
 
 def encode_block(job: Job, block: Block) -> Encoded:
     """The examples of a block; those of records that failed are empty.

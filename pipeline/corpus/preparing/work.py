@@ -157,11 +157,11 @@ class Work:
         tokens = 0
         try:
             records, done = self._follow(number, functools.partial(read_record, self.last))
-            start, part = records[-1]["next"] if records else None, len(records)
+            start, part_number = records[-1]["next"] if records else None, len(records)
             blocks = () if done else self.job.records.read(shard, start)
-            for piece in divide(self.job, blocks, self.most):
-                tokens += self._write(number, part, piece)
-                part += 1
+            for encoded in divide(self.job, blocks, self.most):
+                tokens += self._write(number, part_number, encoded)
+                part_number += 1
         except (OSError, Damaged):
             if not self.finished:
                 raise
@@ -169,19 +169,19 @@ class Work:
             self.remove_logs()
         return number, tokens
 
-    def _write(self, shard: int, number: int, piece: Encoded) -> int:
+    def _write(self, shard: int, number: int, encoded: Encoded) -> int:
         """Writes a part of each side and then its record, unless others have written the same."""
-        job, tokens, failed, notes = self.job, 0, piece.failed, piece.notes
+        job, tokens, failed, notes = self.job, 0, encoded.failed, encoded.notes
         for side, directory in self.directories.items():
             parts = []
-            if piece.examples:
-                path, examples = directory / part_name(shard, number), piece.examples[side]
+            if encoded.examples:
+                path, examples = directory / part_name(shard, number), encoded.examples[side]
                 task, size = job.side_tasks[side], None
                 if task.has_tokens and job.tokenizer is not None:
                     size = job.tokenizer.vocab_size
                 kind: Any = {"task": task, "origin": job.origin, "vocab_size": size}
                 parts = [write_part(path, examples, **kind).part]
-            entries: Any = {"next": piece.next, "failed": failed, "origin": self.origin}
+            entries: Any = {"next": encoded.next, "failed": failed, "origin": self.origin}
             try:
                 write_record(directory, shard, number, parts=parts, notes=notes, **entries)
                 tokens += sum(part.tokens for part in parts)
@@ -222,22 +222,21 @@ def divide(job: Job, blocks: Iterable[Block], most: tuple[int, int]) -> Iterator
         yield _join(pending)
 
 
-def _reaches(pieces: Sequence[Encoded], most: tuple[int, int], fraction: int = 1) -> bool:
-    """Whether pieces have one part in `fraction` of a full part's examples or tokens."""
-    chunks = [of_side for piece in pieces for of_side in piece.examples.values()]
-    examples = sum(len(next(iter(p.examples.values())).counts) for p in pieces if p.examples)
-    size = sum(of_side.size for of_side in chunks)
+def _reaches(encodings: Sequence[Encoded], most: tuple[int, int], fraction: int = 1) -> bool:
+    """Whether encodings have one part in `fraction` of a full part's examples or tokens."""
+    examples = sum(encoded.num_examples for encoded in encodings)
+    size = sum(chunk.size for encoded in encodings for chunk in encoded.examples.values())
     return fraction * examples >= most[0] or fraction * size >= most[1]
 
 
-def _join(pieces: Sequence[Encoded]) -> Encoded:
-    """Consecutive pieces as one."""
+def _join(encodings: Sequence[Encoded]) -> Encoded:
+    """Consecutive encodings as one."""
     chunks, failed, before = dict[str, list[Ragged]](), list[dict[str, Any]](), 0
-    for piece in pieces:
-        failed += [failure | {"example": failure["example"] + before} for failure in piece.failed]
-        for side, examples in piece.examples.items():
+    for encoded in encodings:
+        failed += [failure | {"example": failure["example"] + before} for failure in encoded.failed]
+        for side, examples in encoded.examples.items():
             chunks.setdefault(side, []).append(examples)
-        before += len(next(iter(piece.examples.values())).counts) if piece.examples else 0
-    notes: Notes = functools.reduce(add_notes, (piece.notes for piece in pieces), {})
+        before += encoded.num_examples
+    notes: Notes = functools.reduce(add_notes, (encoded.notes for encoded in encodings), {})
     merged = {side: Ragged.concatenate(several) for side, several in chunks.items()}
-    return Encoded(merged, failed, pieces[-1].next, notes)
+    return Encoded(merged, failed, encodings[-1].next, notes)

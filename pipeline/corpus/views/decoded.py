@@ -69,8 +69,7 @@ class Decoded(ChangedView):
                 f"{size_side!r}, the side of {sizes}, with dtypes, and no pointers"
             )
         (target,), sides = of_sides, corpus.sides
-        self._function, self._names = decode, (files, sizes)
-        names = files, sizes, pointers[0]
+        self._function, names = decode, (files, sizes, pointers[0])
         made = _DecodedSide(sides[target], sides[raw], sides[size_side], names, decode, self.made)
         self.sides = {n: made if n == target else side for n, side in sides.items() if n != raw}
         several = len(self.sides) > 1
@@ -102,9 +101,7 @@ class Decoded(ChangedView):
 
     def arguments(self) -> dict[str, Any]:
         """See `AnyCorpus`."""
-        files, sizes = self._names
-        options = {"decode": self._function, "features": self.made, "files": files, "sizes": sizes}
-        return {"corpus": self.corpus, **options}
+        return super().arguments() | {"decode": self._function, "features": self.made}
 
     def __str__(self) -> str:
         return f"{self.corpus}\nseen as      decoded {', '.join(self.made)}"
