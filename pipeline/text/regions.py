@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pipeline.errors import InvalidValue
+from pipeline.text.notes import note
 from pipeline.text.sandbox import BEGIN, END
 from pipeline.text.turns import WEIGHTS_OF_TURNS
-from pipeline.text.values import note
 
 # Characters that no text has: one before the number of a turn, and its hexadecimal digits.
 TAG, DIGITS = "\ufdd3", "".join(map(chr, range(0xFDE0, 0xFDF0)))

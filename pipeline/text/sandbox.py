@@ -235,3 +235,16 @@ def _bound(tree: Any, nodes: Any) -> Any:
         tick = apply("tick", nodes.Const(None), [], node.lineno)
         node.body.insert(0, nodes.ExprStmt(tick).set_lineno(node.lineno))
     return replace(tree).set_environment(tree.environment)
+
+
+def find_sought(template: str) -> set[str]:
+    """The texts that a template looks for in others, such as `</think>`, and `<think>` with it."""
+    tree = compile_template(template).environment.parse(template)
+    from jinja2 import nodes
+
+    calls = (call for call in tree.find_all(nodes.Call) if isinstance(call.node, nodes.Getattr))
+    operands = [operand for call in calls for operand in call.args]
+    operands += [test.expr for test in tree.find_all(nodes.Compare) if test.ops[0].op == "in"]
+    values = [operand.value for operand in operands if isinstance(operand, nodes.Const)]
+    texts = {value for value in values if isinstance(value, str) and value}
+    return {*texts, *(text.replace("</", "<", 1) for text in texts)}

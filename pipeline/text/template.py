@@ -9,9 +9,10 @@ import numpy as np
 
 from pipeline.errors import InvalidValue
 from pipeline.text.features import Feature
+from pipeline.text.notes import is_inspecting, note, watch
 from pipeline.text.slots import Slots
 from pipeline.text.turns import UNANSWERED
-from pipeline.text.values import as_text, decode_bytes, is_inspecting, name_fields, note, watch
+from pipeline.text.values import as_text, decode_bytes, name_fields
 
 MOST = float(np.finfo(np.float32).max)  # that a weight can be
 

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import InvalidValue
-from pipeline.text.values import NUMBERS, as_dict, as_text, is_null, note, read_json
+from pipeline.text.notes import note
+from pipeline.text.values import NUMBERS, as_dict, as_text, is_null, read_json
 
 # Names that data sets give to the weight of a single turn.
 WEIGHTS_OF_TURNS = ("weight", "train", "trainable", "loss", "loss_mask")

@@ -9,9 +9,9 @@ import pytest
 
 from pipeline.text import source as sizes
 from pipeline.text import templates
+from pipeline.text.notes import collect_notes
 from pipeline.text.source import text_of
 from pipeline.text.sources import ArrowFiles, tables
-from pipeline.text.values import collect_notes
 from tests.text.record_files import save_to_disk, write_table
 
 TURN = pa.struct([("role", pa.dictionary(pa.int8(), pa.string())), ("content", pa.string_view())])

@@ -18,8 +18,9 @@ from pipeline.fs.atomic import as_path, is_local
 from pipeline.fs.fork import Handles
 from pipeline.text import files
 from pipeline.text.content import LIMIT, RATIO
+from pipeline.text.notes import note, note_read
 from pipeline.text.source import Piece
-from pipeline.text.values import Half, Single, decode_bytes, note
+from pipeline.text.values import Half, Single, decode_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ class _File(NamedTuple):
         types: the type of each.
         groups: the first row of each group, its rows, and its bytes.
         read: reads columns of a group: `read(group, first row in it, rows, columns)`.
-        labels: for columns that have numbers that stand for names, these names, by the place of
+        labels: for columns that have numbers that stand for names, these names, by the path to
             the numbers, such as `s[k]`, or `l[]` in a list.
     """
 
@@ -55,23 +56,22 @@ def _labels_of(schema: pa.Schema) -> dict[str, Any]:
     """The names that a data set of Hugging Face has for the numbers of its columns."""
     try:
         described = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
-        return {name: dict(_find_labels(each, name)) for name, each in described.items()}
+        return {name: dict(_find_labels(feature, name)) for name, feature in described.items()}
     except (KeyError, TypeError, AttributeError, ValueError):
         return {}
 
 
-def _find_labels(feature: Any, place: str) -> Iterator[tuple[str, Any]]:
-    """The places of numbers that stand for names in a feature of Hugging Face, and the names."""
+def _find_labels(feature: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """The paths to numbers that stand for names in a feature of Hugging Face, and the names."""
     kind = feature.get("_type") if isinstance(feature, dict) else None
     if kind == "ClassLabel":
-        yield place, feature["names"]
+        yield path, feature["names"]
     elif isinstance(feature, list) or isinstance(kind, str):  # a list, by its old or new name
-        inner = feature[:1] if isinstance(feature, list) else [feature.get("feature")]
-        for each in inner:
-            yield from _find_labels(each, f"{place}[]")
+        for entry in feature[:1] if isinstance(feature, list) else [feature.get("feature")]:
+            yield from _find_labels(entry, f"{path}[]")
     elif isinstance(feature, dict):
-        for name, each in feature.items():
-            yield from _find_labels(each, f"{place}[{name}]")
+        for name, field in feature.items():
+            yield from _find_labels(field, f"{path}[{name}]")
 
 
 def _place_groups(sizes: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
@@ -122,37 +122,37 @@ class TableFormat(Handles):
 
     def open_file(self, path: epath.Path) -> _File:
         """A file, which stays open until another one is opened."""
-        key, (latest, found) = (path, threading.get_ident()), self._latest
+        key, (latest, file) = (path, threading.get_ident()), self._latest
         if latest == key:
-            return found
-        found = self.guard(path, self._open, path)
-        if missing := [name for name in self.columns or () if name not in found.names]:
+            return file
+        file = self.guard(path, self._open, path)
+        if missing := [name for name in self.columns or () if name not in file.names]:
             raise InvalidValue(
                 f"{os.fspath(path)} has no column {missing[0]!r} (its columns: "
-                f"{', '.join(found.names)}); choose among them"
+                f"{', '.join(file.names)}); choose among them"
             )
-        if twice := [name for name in self.columns or () if found.names.count(name) > 1]:
+        if twice := [name for name in self.columns or () if file.names.count(name) > 1]:
             raise InvalidValue(f"{os.fspath(path)} has several columns {twice[0]!r}; rename them")
-        self._latest = key, found
-        return found
+        self._latest = key, file
+        return file
 
     def read(
         self, path: epath.Path, begin: int, end: int, start: Any, size: int
     ) -> Iterator[Piece]:
         """See `files.Format`."""
-        total, found = path.stat().length, self.open_file(path)
-        names, count = self.columns or found.names, len(found.groups)
+        total, file = path.stat().length, self.open_file(path)
+        names, count = self.columns or file.names, len(file.groups)
         first, row = start or (0, 0)
         # Those that begin in the span: `begin <= total * group // count < end`.
         in_span = range(max(-(-begin * count // total), first), -(-end * count // total))
-        groups = [group for group in in_span if found.groups[group][1]]
+        groups = [group for group in in_span if file.groups[group][1]]
         for group in groups:
-            before, rows, size_of_group = found.groups[group]
+            before, rows, size_of_group = file.groups[group]
             mean = max(size_of_group / rows, ROW)
             step = max(int(size / mean), 1)
             for at in range(row, rows, step):
                 stop = min(at + step, rows)
-                batch = _Batch(self, path, (group, at, stop - at), found.labels)
+                batch = _Batch(self, path, (group, at, stop - at), file.labels)
                 records = [_Record(batch, names, number) for number in range(stop - at)]
                 following = [group, stop] if stop < rows else [group + 1, 0]
                 yield Piece(
@@ -192,16 +192,16 @@ class _Batch:
         return self._values[name]
 
     def _column(self, name: str) -> pa.ChunkedArray:
-        asked, file = self._source._asked, self._source.open_file(self._path)
-        names = file.names
-        if names.count(name) > 1:
-            raise InvalidValue(f"{names.count(name)} columns have the name {name!r}; rename them")
+        file, asked = self._source.open_file(self._path), self._source._asked
+        columns = file.names
+        if (count := columns.count(name)) > 1:
+            raise InvalidValue(f"{count} columns have the name {name!r}; rename them")
         if self._table is None or name not in self._table.column_names:
             asked.add(name)
-            wanted = [each for each in names if each in asked and names.count(each) == 1]
-            table = self._source.guard(self._path, file.read, *self._where, wanted)
-            self._table = table
-            return table.column(name)
+            wanted = [
+                column for column in columns if column in asked and columns.count(column) == 1
+            ]
+            self._table = self._source.guard(self._path, file.read, *self._where, wanted)
         return self._table.column(name)
 
 
@@ -219,18 +219,14 @@ class _Record(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         if name not in self._names:
             raise KeyError(name)
+        note_read(name)
         value = self._batch.values(name)[self._row]
         if isinstance(value, InvalidValue):
             raise value
         if value is not None:
-            for place, names in self._batch.labels.get(name, {}).items():
-                note(NUMBERED.format(place), f"it has {value!r:.60} of {names!r:.60}")
+            for path, names in self._batch.labels.get(name, {}).items():
+                note(NUMBERED.format(path), f"it has {value!r:.60} of {names!r:.60}")
         return value
-
-    @property
-    def asked(self) -> set[str]:
-        """The columns that were read of it, or of a row near it."""
-        return {*self._batch._values}
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -266,17 +262,19 @@ def _keep_widths(values: list[Any], of: pa.DataType) -> list[Any]:
         return values
     if pa.types.is_struct(of):
         for field in of:
-            there = [value for value in values if value is not None]
-            own = _keep_widths([value[field.name] for value in there], field.type)
-            for value, each in zip(there, own, strict=True):
-                value[field.name] = each
+            structs = [value for value in values if value is not None]
+            entries = _keep_widths([struct[field.name] for struct in structs], field.type)
+            for struct, entry in zip(structs, entries, strict=True):
+                struct[field.name] = entry
     elif pa.types.is_map(of):
         kinds = of.key_type, of.item_type
         for pairs in filter(None, values):
             columns = map(_keep_widths, map(list, zip(*pairs, strict=True)), kinds)
             pairs[:] = zip(*columns, strict=True)
     elif hasattr(of, "value_type"):
-        return [None if each is None else _keep_widths(each, of.value_type) for each in values]
+        return [
+            None if entries is None else _keep_widths(entries, of.value_type) for entries in values
+        ]
     return values
 
 
@@ -292,10 +290,10 @@ class Tables(files.Files):
     def groups(self) -> Iterator[tuple[str, pa.Table]]:
         """Each group of rows in order, with its place in words; none of them stays in memory."""
         for path in self.files:
-            found = self.format.open_file(path)
-            names = self.format.columns or found.names
-            for number, (before, rows, _) in enumerate(found.groups):
-                table = self.format.guard(path, found.read, number, 0, rows, names)
+            file = self.format.open_file(path)
+            names = self.format.columns or file.names
+            for number, (before, rows, _) in enumerate(file.groups):
+                table = self.format.guard(path, file.read, number, 0, rows, names)
                 # Arrow trusts the offsets of a file, and would read outside of it.
                 self.format.guard(path, lambda table=table: table.validate(full=True))
                 yield f"{os.fspath(path)}, from row {before} on,", table
@@ -340,16 +338,16 @@ def _open_parquet(path: epath.Path) -> _File:
         if (of, at) != ((group, names), first):
             of, at = (group, names), 0
             batches = file.iter_batches(count, row_groups=[group], columns=names)
-        found: list[pa.RecordBatch] = []
+        slices: list[pa.RecordBatch] = []
         while at < first + count:
             batch = next(batches)
             begin, end = max(first - at, 0), min(batch.num_rows, first + count - at)
-            found += [batch.slice(begin, end - begin)] if begin < end else []
+            slices += [batch.slice(begin, end - begin)] if begin < end else []
             at += end
             if end < batch.num_rows:
                 batches = itertools.chain([batch.slice(end)], batches)
         reading = of, at, batches
-        return pa.Table.from_batches(found)
+        return pa.Table.from_batches(slices)
 
     sizes = [(group.num_rows, group.total_byte_size) for group in groups]
     schema = file.schema_arrow
@@ -420,7 +418,7 @@ def _open_arrow(path: epath.Path) -> _File:
             os.fspath(path),
             counted(total, "row"),
         )
-    sizes = [(each, len(raw) * each // total) if each else (0, 0) for each in rows]
+    sizes = [(count, len(raw) * count // max(total, 1)) for count in rows]
     return _File(schema.names, schema.types, _place_groups(sizes), read, _labels_of(schema))
 
 
@@ -475,29 +473,29 @@ def saved_files(paths: files.Paths, split: str | None = None) -> list[epath.Path
     if (folder := _as_folder(paths)) is None:
         if split is not None:
             raise InvalidValue(f"split is {split!r}, but {paths} is no folder; omit split=")
-        found = files.find(paths)
-        for folder in {path.parent for path in found}:
+        tables = files.find(paths)
+        for folder in {path.parent for path in tables}:
             if (folder / "state.json").exists():
                 listed = _read_saved(folder)
-                for path in found:
+                for path in tables:
                     if path.parent == folder and path not in listed:
                         raise InvalidValue(
                             f"{os.fspath(path)} is not among the files that state.json lists: it "
                             "is left from another data set; give the folder instead of its files"
                         )
-        return found
+        return tables
     if (folder / "dataset_dict.json").exists():
         splits = _read_saved(folder)
         if folder / f"{split}" not in splits:
             raise InvalidValue(
-                f"{os.fspath(folder)} has the splits {', '.join(each.name for each in splits)}; "
+                f"{os.fspath(folder)} has the splits {', '.join(path.name for path in splits)}; "
                 f"give the folder of one, such as {os.fspath(splits[0])}"
             )
         folder /= f"{split}"
-    found = _read_saved(folder)
-    if not found:
+    tables = _read_saved(folder)
+    if not tables:
         raise InvalidValue(f"{os.fspath(folder)} is empty; give a data set with at least one row")
-    return files.find(found)
+    return files.find(tables)
 
 
 def _read_saved(folder: epath.Path) -> list[epath.Path]:
@@ -508,11 +506,11 @@ def _read_saved(folder: epath.Path) -> list[epath.Path]:
             names = json.loads(index.read_text())["splits"]
         else:
             state = json.loads((index := folder / "state.json").read_text())
-            names = [each["filename"] for each in state["_data_files"]]
-            told = [state[key] for key in state if key.startswith("_indices")]
-            told += [each["transforms"] for each in state.get("_inplace_history") or ()]
-            told += [_is_part(folder, each) for each in state["_data_files"]]
-            if any(told):
+            names = [file["filename"] for file in state["_data_files"]]
+            changes = [state[key] for key in state if key.startswith("_indices")]
+            changes += [step["transforms"] for step in state.get("_inplace_history") or ()]
+            changes += [_is_part(folder, file) for file in state["_data_files"]]
+            if any(changes):
                 raise InvalidValue(
                     f"{os.fspath(folder)} was saved by version 1 of datasets with all rows, and "
                     f"the indices of those that it keeps, or changes to make ({index.name}); load "

@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 
 from pipeline.errors import require_type
 from pipeline.text.markup import Markup, Null, is_blank, parse_format
+from pipeline.text.notes import note
 from pipeline.text.template import Span
 from pipeline.text.turns import UNANSWERED, UNASKED
-from pipeline.text.values import note
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from pipeline.errors import InvalidValue, require_one_of
 from pipeline.text.markup import Markup, parse_format
+from pipeline.text.notes import note
 from pipeline.text.turns import (
     BESIDE_TURNS,
     NOT_RENDERED,
@@ -22,7 +23,7 @@ from pipeline.text.turns import (
     require_role,
     weigh,
 )
-from pipeline.text.values import as_text, is_null, note
+from pipeline.text.values import as_text, is_null
 
 
 @dataclass(frozen=True, kw_only=True)

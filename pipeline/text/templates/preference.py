@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 
 from pipeline.errors import InvalidValue
 from pipeline.text.markup import Markup, Null, is_blank, parse_format, parts_of
+from pipeline.text.notes import note
 from pipeline.text.template import LeftOut, Template, apply, check, traits_of
 from pipeline.text.turns import UNASKED
-from pipeline.text.values import note
 
 
 @dataclass(frozen=True, kw_only=True)
