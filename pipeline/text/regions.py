@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 
 from pipeline.errors import InvalidValue
 from pipeline.text.notes import note
-from pipeline.text.sandbox import BEGIN, END
 from pipeline.text.turns import WEIGHTS_OF_TURNS
 
-# Characters that no text has: one before the number of a turn, and its hexadecimal digits.
+# Characters that no text has: what a model generates is between them.
+BEGIN, END = "\ufdd1", "\ufdd2"
+
+# And others: one before the number of a turn, and its hexadecimal digits.
 TAG, DIGITS = "\ufdd3", "".join(map(chr, range(0xFDE0, 0xFDF0)))
 TAGS = re.compile(f"{TAG}([{DIGITS}]+)")
 

@@ -1,4 +1,7 @@
-"""Sandbox: Jinja for chat templates, as transformers sets it up, with bounds on time and output."""
+"""Sandbox: Jinja for chat templates, as transformers sets it up, with bounds on time and output.
+
+It imports jinja2, which is optional; `templates.Jinja` imports it when one is made.
+"""
 
 import contextvars
 import datetime
@@ -9,16 +12,17 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.errors import InvalidValue, NotInstalled, require
+import jinja2
+from jinja2 import ext, nodes, sandbox
 
-# Characters that no text has: what a model generates is between them.
-BEGIN, END = "\ufdd1", "\ufdd2"
-
-# Methods of texts whose result may be much longer than they are.
-WIDENING = ("ljust", "rjust", "center", "zfill", "replace", "join", "expandtabs", "format")
+from pipeline.errors import InvalidValue, NotInstalled
+from pipeline.text.regions import BEGIN, END
 
 # A template may run for so many seconds, and no text in it may have more characters.
 SECONDS, LARGEST = 20, 1 << 26
+
+# Methods of texts whose result may be much longer than they are.
+WIDENING = ("ljust", "rjust", "center", "zfill", "replace", "join", "expandtabs", "format")
 
 # When the template that runs now has to end.
 _deadline: contextvars.ContextVar[float] = contextvars.ContextVar("deadline")
@@ -29,7 +33,7 @@ def render(template: str, values: Mapping[str, Any]) -> str:
 
     Raises:
         ValueError: it is not Jinja, it fails, or it goes beyond a bound.
-        ImportError: jinja2 is not installed, or is older than 3.1.6, whose sandbox has a hole.
+        ImportError: see `compile_template`.
     """
     compiled = compile_template(template)
     token = _deadline.set(time.monotonic() + SECONDS)
@@ -65,19 +69,109 @@ def _require_small(size: float) -> None:
         raise InvalidValue(f"it makes a text of more than {LARGEST:,} characters; correct it")
 
 
-def _size(value: Any) -> float:
-    return len(value) if hasattr(value, "__len__") else abs(value) if is_whole(value) else 1
-
-
-def is_whole(value: Any) -> bool:
-    """Whether a value is an int."""
+def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _size(value: Any) -> float:
+    return len(value) if hasattr(value, "__len__") else abs(value) if _is_whole(value) else 1
+
+
+def _product(left: Any, right: Any) -> float:
+    """The size of a text, or another sequence, that is repeated."""
+    sequences = isinstance(left, str | list | tuple) or isinstance(right, str | list | tuple)
+    return _size(left) * _size(right) if sequences else 0
+
+
+def _require_small_widths(values: Any) -> None:
+    """Refuses widths among the arguments of a method or a filter that are very large."""
+    _require_small(max(map(_size, filter(_is_whole, values)), default=0))
 
 
 def _require_short_format(text: Any) -> None:
     """Refuses a format whose fields are very wide."""
     if isinstance(text, str):
         _require_small(max(map(int, re.findall(r"\d{1,18}", text)), default=0))
+
+
+class _Generation(ext.Extension):
+    """The block that transformers has for text that a model generates."""
+
+    tags = {"generation"}  # noqa: RUF012  # as jinja2 declares it
+
+    def parse(self, parser: Any) -> Any:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        call = self.call_method("_surround")
+        return nodes.CallBlock(call, [], [], body).set_lineno(line)
+
+    def _surround(self, caller: Any) -> str:
+        return f"{BEGIN}{caller()}{END}"
+
+
+class _Sandbox(sandbox.ImmutableSandboxedEnvironment):
+    """Refuses what is unsafe at once, rather than giving it the value of a missing name."""
+
+    intercepted_binops = frozenset(["+", "*", "**", "%"])
+
+    def unsafe_undefined(self, obj: Any, attribute: str) -> Any:
+        raise jinja2.exceptions.SecurityError(f"{attribute!r} of {type(obj).__name__!r} is unsafe")
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if operator == "+":
+            if type(left) is str and type(right) is str:
+                _require_small(len(left) + len(right))
+                return left + right
+            _require_small(_size(left) + _size(right) if isinstance(left, list) else 0)
+        elif operator == "%":
+            _require_short_format(left)
+        else:
+            bits = _size(right) * (left.bit_length() if _is_whole(left) else 1)
+            _require_small(bits if operator == "**" else _product(left, right))
+        return super().call_binop(context, operator, left, right)
+
+    def call(self, context: Any, function: Any, *arguments: Any, **options: Any) -> Any:
+        if (name := getattr(function, "__name__", "")) in WIDENING:
+            values = (*arguments, *options.values())
+            _require_small_widths(values)
+            text = getattr(getattr(function, "__wrapped__", function), "__self__", None)
+            if name == "format":
+                _require_short_format(text)
+            elif name in ("replace", "join"):
+                _require_small(_product(text, values[-1] if values else ""))
+        return super().call(context, function, *arguments, **options)
+
+
+def _bound_filter(function: Any) -> Any:
+    """A filter whose widths, and the product of the texts that it puts together, are bounded."""
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **options: Any) -> Any:
+        values = [
+            value for value in (*arguments, *options.values()) if isinstance(value, str | int)
+        ]
+        _require_small_widths(values)
+        if values and function.__name__ == "do_format":
+            _require_short_format(values[0])
+        if function.__name__ == "do_replace":
+            _require_small(_product(values[0], values[-1]))
+        return function(*arguments, **options)
+
+    return call
+
+
+# Filters that get the context are not computed when a template is compiled.
+@jinja2.pass_context
+def _tick(context: Any, value: None) -> None:
+    if time.monotonic() > _deadline.get():
+        raise InvalidValue(f"it runs for more than {SECONDS} seconds; correct it")
+
+
+@jinja2.pass_context
+def _concatenate(context: Any, *values: Any) -> str:
+    texts = [*map(str, values)]
+    _require_small(sum(map(len, texts)))
+    return "".join(texts)
 
 
 def _as_json(
@@ -93,155 +187,80 @@ def _as_json(
     )
 
 
-def _tick(context: Any, value: None) -> None:
-    if time.monotonic() > _deadline.get():
-        raise InvalidValue(f"it runs for more than {SECONDS} seconds; correct it")
-
-
-def _concatenate(context: Any, *values: Any) -> str:
-    texts = [*map(str, values)]
-    _require_small(sum(map(len, texts)))
-    return "".join(texts)
-
-
 def _fail(message: str) -> None:
     raise InvalidValue(message)
 
 
-@functools.lru_cache(16)
-def compile_template(text: str) -> Any:
-    """A template of jinja2, whose loops and texts are bounded."""
-    sandbox: Any = require("jinja2.sandbox", extra="jinja", purpose="a chat template")
-    import jinja2
-    from jinja2 import ext, nodes
+def _make_environment() -> _Sandbox:
+    environment = _Sandbox(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, ext.loopcontrols]
+    )
+    for name in ("center", "format", "indent", "replace"):
+        environment.filters[name] = _bound_filter(environment.filters[name])
+    environment.filters |= {"tick": _tick, "concatenate": _concatenate, "tojson": _as_json}
+    environment.globals["raise_exception"] = _fail
+    return environment
 
+
+ENVIRONMENT = _make_environment()
+
+
+@functools.lru_cache(16)
+def compile_template(text: str) -> jinja2.Template:
+    """A template whose loops and macros look at the clock, and whose `~` looks at sizes.
+
+    Raises:
+        ValueError: it is not Jinja.
+        ImportError: jinja2 is older than 3.1.6, whose sandbox has a hole.
+    """
     if (version := tuple(map(int, re.findall(r"\d+", jinja2.__version__)[:3]))) < (3, 1, 6):
         raise NotInstalled(
             f"jinja2 is {'.'.join(map(str, version))}, in which a template can leave the sandbox; "
             "pip install 'jinja2>=3.1.6'"
         )
-
-    class Generation(ext.Extension):
-        """The block that transformers has for text that a model generates."""
-
-        tags = {"generation"}  # noqa: RUF012  # as jinja2 declares it
-
-        def parse(self, parser: Any) -> Any:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            call = self.call_method("_surround")
-            return nodes.CallBlock(call, [], [], body).set_lineno(line)
-
-        def _surround(self, caller: Any) -> str:
-            return f"{BEGIN}{caller()}{END}"
-
-    class Sandbox(sandbox.ImmutableSandboxedEnvironment):
-        """Refuses what is unsafe at once, rather than giving it the value of a missing name."""
-
-        intercepted_binops = frozenset(["+", "*", "**", "%"])
-
-        def unsafe_undefined(self, obj: Any, attribute: str) -> Any:
-            raise sandbox.SecurityError(f"{attribute!r} of {type(obj).__name__!r} is unsafe")
-
-        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            if operator == "+":
-                if type(left) is str and type(right) is str:
-                    _require_small(len(left) + len(right))
-                    return left + right
-                _require_small(_size(left) + _size(right) if isinstance(left, list) else 0)
-            elif operator == "%":
-                _require_short_format(left)
-            else:
-                bits = _size(right) * (left.bit_length() if is_whole(left) else 1)
-                _require_small(bits if operator == "**" else _product(left, right))
-            return super().call_binop(context, operator, left, right)
-
-        def call(self, context: Any, function: Any, *arguments: Any, **options: Any) -> Any:
-            if (name := getattr(function, "__name__", "")) in WIDENING:
-                given = (*arguments, *options.values())
-                _require_small(max((_size(each) for each in given if is_whole(each)), default=0))
-                of = getattr(getattr(function, "__wrapped__", function), "__self__", None)
-                if name == "format":
-                    _require_short_format(of)
-                elif name in ("replace", "join"):
-                    _require_small(_product(of, given[-1] if given else ""))
-            return super().call(context, function, *arguments, **options)
-
-    environment = Sandbox(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols]
-    )
-    for name in ("center", "format", "indent", "replace"):
-        environment.filters[name] = _bound_filter(environment.filters[name])
-    # Filters that get the context are not computed when a template is compiled.
-    environment.filters["tick"] = jinja2.pass_context(_tick)
-    environment.filters["concatenate"] = jinja2.pass_context(_concatenate)
-    environment.filters["tojson"] = _as_json
-    environment.globals["raise_exception"] = _fail
     try:
-        tree = environment.parse(text)
+        tree = _bound(ENVIRONMENT.parse(text))
+        code = ENVIRONMENT.compile(tree.set_environment(ENVIRONMENT))
     except jinja2.TemplateSyntaxError as error:
         raise InvalidValue(
             f"the chat template is not Jinja: {error}, in line {error.lineno}; give another one as "
             "template="
         ) from error
-    return jinja2.Template.from_code(
-        environment, environment.compile(_bound(tree, nodes)), environment.make_globals(None)
-    )
+    return jinja2.Template.from_code(ENVIRONMENT, code, ENVIRONMENT.make_globals(None))
 
 
-def _product(left: Any, right: Any) -> float:
-    """The size of a text, or another sequence, that is repeated."""
-    sequences = isinstance(left, str | list | tuple) or isinstance(right, str | list | tuple)
-    return _size(left) * _size(right) if sequences else 0
-
-
-def _bound_filter(function: Any) -> Any:
-    """A filter whose widths, and the product of the texts that it puts together, are bounded."""
-
-    @functools.wraps(function)
-    def call(*arguments: Any, **options: Any) -> Any:
-        given = [each for each in (*arguments, *options.values()) if isinstance(each, str | int)]
-        _require_small(max((_size(each) for each in given if is_whole(each)), default=0))
-        if given and function.__name__ == "do_format":
-            _require_short_format(given[0])
-        if function.__name__ == "do_replace":
-            _require_small(_product(given[0], given[-1]))
-        return function(*arguments, **options)
-
-    return call
-
-
-def _bound(tree: Any, nodes: Any) -> Any:
-    """A template whose loops and macros look at the clock, and whose `~` looks at sizes."""
-
-    def apply(name: str, value: Any, arguments: Any, line: int) -> Any:
-        return nodes.Filter(value, name, arguments, [], None, None).set_lineno(line)
-
-    def replace(node: Any) -> Any:
-        for name, value in [*node.iter_fields()]:
-            if isinstance(value, list):
-                changed = [
-                    replace(each) if isinstance(each, nodes.Node) else each for each in value
-                ]
-                setattr(node, name, changed)
-            elif isinstance(value, nodes.Node):
-                setattr(node, name, replace(value))
-        if isinstance(node, nodes.Concat):
-            first, *others = node.nodes
-            return apply("concatenate", first, others, node.lineno)
-        return node
-
+def _bound(tree: Any) -> Any:
     for node in tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
-        tick = apply("tick", nodes.Const(None), [], node.lineno)
+        tick = _apply_filter("tick", nodes.Const(None), [], node.lineno)
         node.body.insert(0, nodes.ExprStmt(tick).set_lineno(node.lineno))
-    return replace(tree).set_environment(tree.environment)
+    return _bound_concatenations(tree)
+
+
+def _apply_filter(name: str, value: Any, arguments: Any, line: int) -> Any:
+    return nodes.Filter(value, name, arguments, [], None, None).set_lineno(line)
+
+
+def _bound_concatenations(node: Any) -> Any:
+    """A node with the filter "concatenate" for each `~` in it."""
+    for name, value in [*node.iter_fields()]:
+        if isinstance(value, list):
+            setattr(node, name, [_bound_entry(entry) for entry in value])
+        else:
+            setattr(node, name, _bound_entry(value))
+    if isinstance(node, nodes.Concat):
+        first, *others = node.nodes
+        return _apply_filter("concatenate", first, others, node.lineno)
+    return node
+
+
+def _bound_entry(value: Any) -> Any:
+    return _bound_concatenations(value) if isinstance(value, nodes.Node) else value
 
 
 def find_sought(template: str) -> set[str]:
     """The texts that a template looks for in others, such as `</think>`, and `<think>` with it."""
-    tree = compile_template(template).environment.parse(template)
-    from jinja2 import nodes
-
+    compile_template(template)  # or it is refused
+    tree = ENVIRONMENT.parse(template)
     calls = (call for call in tree.find_all(nodes.Call) if isinstance(call.node, nodes.Getattr))
     operands = [operand for call in calls for operand in call.args]
     operands += [test.expr for test in tree.find_all(nodes.Compare) if test.ops[0].op == "in"]

@@ -53,6 +53,12 @@ def test_a_template_cannot_leave_the_sandbox(template):
         print(sandbox.render(template, {}))
 
 
+@pytest.mark.parametrize("template", ["{% if %}", "{{ 'a' | none }}", "{{ 'a' is nothing }}"])
+def test_what_is_not_jinja_is_refused(template):
+    with pytest.raises(InvalidValue, match=r"the chat template is not Jinja: .*, in line 1; give"):
+        sandbox.render(template, {})
+
+
 def test_a_jinja_with_a_hole_in_its_sandbox_is_refused(monkeypatch):
     monkeypatch.setattr(jinja2, "__version__", "3.1.5")
     with pytest.raises(NotInstalled, match=r"jinja2 is 3\.1\.5, in which .* 'jinja2>=3\.1\.6'"):
