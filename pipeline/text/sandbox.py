@@ -1,7 +1,4 @@
-"""Sandbox: Jinja for chat templates, as transformers sets it up, with bounds on time and output.
-
-It imports jinja2, which is optional; `templates.Jinja` imports it when one is made.
-"""
+"""Sandbox: Jinja for chat templates, as transformers sets it up, with bounds on time and output."""
 
 import contextvars
 import datetime
@@ -12,10 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import jinja2
-from jinja2 import ext, nodes, sandbox
-
-from pipeline.errors import InvalidValue, NotInstalled
+from pipeline.errors import InvalidValue, NotInstalled, require
 from pipeline.text.regions import BEGIN, END
 
 # A template may run for so many seconds, and no text in it may have more characters.
@@ -33,9 +27,9 @@ def render(template: str, values: Mapping[str, Any]) -> str:
 
     Raises:
         ValueError: it is not Jinja, it fails, or it goes beyond a bound.
-        ImportError: see `compile_template`.
+        ImportError: jinja2 is not installed, or is older than 3.1.6, whose sandbox has a hole.
     """
-    compiled = compile_template(template)
+    compiled = _compile(template)
     token = _deadline.set(time.monotonic() + SECONDS)
     pieces, size = list[str](), 0
     try:
@@ -94,54 +88,6 @@ def _require_short_format(text: Any) -> None:
         _require_small(max(map(int, re.findall(r"\d{1,18}", text)), default=0))
 
 
-class _Generation(ext.Extension):
-    """The block that transformers has for text that a model generates."""
-
-    tags = {"generation"}  # noqa: RUF012  # as jinja2 declares it
-
-    def parse(self, parser: Any) -> Any:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        call = self.call_method("_surround")
-        return nodes.CallBlock(call, [], [], body).set_lineno(line)
-
-    def _surround(self, caller: Any) -> str:
-        return f"{BEGIN}{caller()}{END}"
-
-
-class _Sandbox(sandbox.ImmutableSandboxedEnvironment):
-    """Refuses what is unsafe at once, rather than giving it the value of a missing name."""
-
-    intercepted_binops = frozenset(["+", "*", "**", "%"])
-
-    def unsafe_undefined(self, obj: Any, attribute: str) -> Any:
-        raise jinja2.exceptions.SecurityError(f"{attribute!r} of {type(obj).__name__!r} is unsafe")
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if operator == "+":
-            if type(left) is str and type(right) is str:
-                _require_small(len(left) + len(right))
-                return left + right
-            _require_small(_size(left) + _size(right) if isinstance(left, list) else 0)
-        elif operator == "%":
-            _require_short_format(left)
-        else:
-            bits = _size(right) * (left.bit_length() if _is_whole(left) else 1)
-            _require_small(bits if operator == "**" else _product(left, right))
-        return super().call_binop(context, operator, left, right)
-
-    def call(self, context: Any, function: Any, *arguments: Any, **options: Any) -> Any:
-        if (name := getattr(function, "__name__", "")) in WIDENING:
-            values = (*arguments, *options.values())
-            _require_small_widths(values)
-            text = getattr(getattr(function, "__wrapped__", function), "__self__", None)
-            if name == "format":
-                _require_short_format(text)
-            elif name in ("replace", "join"):
-                _require_small(_product(text, values[-1] if values else ""))
-        return super().call(context, function, *arguments, **options)
-
-
 def _bound_filter(function: Any) -> Any:
     """A filter whose widths, and the product of the texts that it puts together, are bounded."""
 
@@ -160,14 +106,11 @@ def _bound_filter(function: Any) -> Any:
     return call
 
 
-# Filters that get the context are not computed when a template is compiled.
-@jinja2.pass_context
 def _tick(context: Any, value: None) -> None:
     if time.monotonic() > _deadline.get():
         raise InvalidValue(f"it runs for more than {SECONDS} seconds; correct it")
 
 
-@jinja2.pass_context
 def _concatenate(context: Any, *values: Any) -> str:
     texts = [*map(str, values)]
     _require_small(sum(map(len, texts)))
@@ -191,76 +134,132 @@ def _fail(message: str) -> None:
     raise InvalidValue(message)
 
 
-def _make_environment() -> _Sandbox:
-    environment = _Sandbox(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, ext.loopcontrols]
+@functools.cache
+def _environment() -> Any:
+    """The environment of all templates, in which operations that may make long texts are bounded.
+
+    Raises:
+        ImportError: jinja2 is not installed.
+    """
+    sandbox: Any = require("jinja2.sandbox", extra="jinja", purpose="a chat template")
+    import jinja2
+    from jinja2 import ext, nodes
+
+    class Generation(ext.Extension):
+        """The block that transformers has for text that a model generates."""
+
+        tags = {"generation"}  # noqa: RUF012  # as jinja2 declares it
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            call = self.call_method("_surround")
+            return nodes.CallBlock(call, [], [], body).set_lineno(line)
+
+        def _surround(self, caller: Any) -> str:
+            return f"{BEGIN}{caller()}{END}"
+
+    class Sandbox(sandbox.ImmutableSandboxedEnvironment):
+        """Refuses what is unsafe at once, rather than giving it the value of a missing name."""
+
+        intercepted_binops = frozenset(["+", "*", "**", "%"])
+
+        def unsafe_undefined(self, obj: Any, attribute: str) -> Any:
+            raise sandbox.SecurityError(f"{attribute!r} of {type(obj).__name__!r} is unsafe")
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            if operator == "+":
+                if type(left) is str and type(right) is str:
+                    _require_small(len(left) + len(right))
+                    return left + right
+                _require_small(_size(left) + _size(right) if isinstance(left, list) else 0)
+            elif operator == "%":
+                _require_short_format(left)
+            else:
+                bits = _size(right) * (left.bit_length() if _is_whole(left) else 1)
+                _require_small(bits if operator == "**" else _product(left, right))
+            return super().call_binop(context, operator, left, right)
+
+        def call(self, context: Any, function: Any, *arguments: Any, **options: Any) -> Any:
+            if (name := getattr(function, "__name__", "")) in WIDENING:
+                values = (*arguments, *options.values())
+                _require_small_widths(values)
+                text = getattr(getattr(function, "__wrapped__", function), "__self__", None)
+                if name == "format":
+                    _require_short_format(text)
+                elif name in ("replace", "join"):
+                    _require_small(_product(text, values[-1] if values else ""))
+            return super().call(context, function, *arguments, **options)
+
+    environment = Sandbox(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols]
     )
     for name in ("center", "format", "indent", "replace"):
         environment.filters[name] = _bound_filter(environment.filters[name])
-    environment.filters |= {"tick": _tick, "concatenate": _concatenate, "tojson": _as_json}
+    # Filters that get the context are not computed when a template is compiled.
+    environment.filters["tick"] = jinja2.pass_context(_tick)
+    environment.filters["concatenate"] = jinja2.pass_context(_concatenate)
+    environment.filters["tojson"] = _as_json
     environment.globals["raise_exception"] = _fail
     return environment
 
 
-ENVIRONMENT = _make_environment()
-
-
 @functools.lru_cache(16)
-def compile_template(text: str) -> jinja2.Template:
+def _compile(text: str) -> Any:
     """A template whose loops and macros look at the clock, and whose `~` looks at sizes.
 
     Raises:
         ValueError: it is not Jinja.
-        ImportError: jinja2 is older than 3.1.6, whose sandbox has a hole.
+        ImportError: see `render`.
     """
+    environment = _environment()
+    import jinja2
+
     if (version := tuple(map(int, re.findall(r"\d+", jinja2.__version__)[:3]))) < (3, 1, 6):
         raise NotInstalled(
             f"jinja2 is {'.'.join(map(str, version))}, in which a template can leave the sandbox; "
             "pip install 'jinja2>=3.1.6'"
         )
     try:
-        tree = _bound(ENVIRONMENT.parse(text))
-        code = ENVIRONMENT.compile(tree.set_environment(ENVIRONMENT))
+        tree = _bound(environment.parse(text), jinja2.nodes)
+        code = environment.compile(tree.set_environment(environment))
     except jinja2.TemplateSyntaxError as error:
         raise InvalidValue(
             f"the chat template is not Jinja: {error}, in line {error.lineno}; give another one as "
             "template="
         ) from error
-    return jinja2.Template.from_code(ENVIRONMENT, code, ENVIRONMENT.make_globals(None))
+    return jinja2.Template.from_code(environment, code, environment.make_globals(None))
 
 
-def _bound(tree: Any) -> Any:
-    for node in tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
-        tick = _apply_filter("tick", nodes.Const(None), [], node.lineno)
-        node.body.insert(0, nodes.ExprStmt(tick).set_lineno(node.lineno))
-    return _bound_concatenations(tree)
+def _bound(tree: Any, nodes: Any) -> Any:
+    def apply(name: str, value: Any, arguments: Any, line: int) -> Any:
+        return nodes.Filter(value, name, arguments, [], None, None).set_lineno(line)
 
-
-def _apply_filter(name: str, value: Any, arguments: Any, line: int) -> Any:
-    return nodes.Filter(value, name, arguments, [], None, None).set_lineno(line)
-
-
-def _bound_concatenations(node: Any) -> Any:
-    """A node with the filter "concatenate" for each `~` in it."""
-    for name, value in [*node.iter_fields()]:
+    def replace(value: Any) -> Any:
+        """A node with the filter "concatenate" for each `~` in it; others as they are."""
         if isinstance(value, list):
-            setattr(node, name, [_bound_entry(entry) for entry in value])
-        else:
-            setattr(node, name, _bound_entry(value))
-    if isinstance(node, nodes.Concat):
-        first, *others = node.nodes
-        return _apply_filter("concatenate", first, others, node.lineno)
-    return node
+            return [*map(replace, value)]
+        if not isinstance(value, nodes.Node):
+            return value
+        for name, child in [*value.iter_fields()]:
+            setattr(value, name, replace(child))
+        if isinstance(value, nodes.Concat):
+            first, *others = value.nodes
+            return apply("concatenate", first, others, value.lineno)
+        return value
 
-
-def _bound_entry(value: Any) -> Any:
-    return _bound_concatenations(value) if isinstance(value, nodes.Node) else value
+    for node in tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
+        tick = apply("tick", nodes.Const(None), [], node.lineno)
+        node.body.insert(0, nodes.ExprStmt(tick).set_lineno(node.lineno))
+    return replace(tree)
 
 
 def find_sought(template: str) -> set[str]:
     """The texts that a template looks for in others, such as `</think>`, and `<think>` with it."""
-    compile_template(template)  # or it is refused
-    tree = ENVIRONMENT.parse(template)
+    _compile(template)  # or it is refused
+    tree = _environment().parse(template)
+    from jinja2 import nodes
+
     calls = (call for call in tree.find_all(nodes.Call) if isinstance(call.node, nodes.Getattr))
     operands = [operand for call in calls for operand in call.args]
     operands += [test.expr for test in tree.find_all(nodes.Compare) if test.ops[0].op == "in"]

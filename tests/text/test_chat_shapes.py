@@ -161,7 +161,7 @@ def test_the_work_for_a_turn_does_not_grow_with_their_number(template, tokenizer
     spelt, original = [], sandbox.render
     jinja = Jinja(tokenizer, template=template)
     monkeypatch.setattr(
-        "pipeline.text.sandbox.render",
+        "pipeline.text.templates.jinja.render",
         lambda *given: spelt.append(len(given[1]["messages"])) or original(*given),
     )
     counts = []

@@ -10,13 +10,14 @@ from typing import Any, ClassVar
 
 from etils import epath
 
-from pipeline.errors import InvalidValue, require
+from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import as_path
 from pipeline.text.markup import Markup, join
 from pipeline.text.messages import name_reasoning, read_calls, read_message, read_tools
 from pipeline.text.notes import note
 from pipeline.text.omissions import note_omissions
 from pipeline.text.regions import Conversation, strip
+from pipeline.text.sandbox import find_sought, render, tell_day
 from pipeline.text.tokenizer import extend
 from pipeline.text.turns import UNANSWERED, read_turns, weigh
 from pipeline.text.values import change_texts, read_json, texts_in
@@ -96,7 +97,7 @@ class Jinja:
         self._marks = sorted(spans_tokenizer.marks, key=len, reverse=True)
         self._messages, self._tools, self._last_only = messages, tools, last_only
         if date is not None:
-            _sandbox().tell_day(date)  # or it is refused
+            tell_day(date)  # or it is refused
         self._date = date
         used = {name: self._templates.get(name) for name in ("default", "tool_use")}
         described = [used["default"], self._special, self._marks, messages, tools, last_only]
@@ -143,7 +144,7 @@ class Jinja:
 
     def _find_sought(self, template: str) -> tuple[str, str]:
         """Patterns of the texts that a template looks for, and of those that answers may have."""
-        sought = _sandbox().find_sought(template)
+        sought = find_sought(template)
         # A part of a mark, such as "<|", would let the mark itself into an answer.
         parts = {text for text in sought if any(text in mark != text for mark in self._marks)}
         return _any_of(text for text in sought if text.strip()), _any_of(sought - parts)
@@ -169,8 +170,8 @@ class Jinja:
             **self._special,
         }
         if self._date is not None:
-            values["strftime_now"] = _sandbox().tell_day(self._date)
-        return _sandbox().render(template, {**values, "add_generation_prompt": prompt})
+            values["strftime_now"] = tell_day(self._date)
+        return render(template, {**values, "add_generation_prompt": prompt})
 
     def _spell_calls(
         self, template: str, turns: Sequence[dict[str, Any]], tools: Any
@@ -213,14 +214,6 @@ class Jinja:
                 )
         pieces = re.split(f"({'|'.join(map(re.escape, self._marks)) or '(?!)'})", tainted)
         return join(*((piece.replace(TAINT, ""), n % 2 == 1) for n, piece in enumerate(pieces)))
-
-
-def _sandbox() -> Any:
-    """The module `sandbox`, which imports jinja2."""
-    require("jinja2", extra="jinja", purpose="a chat template")
-    from pipeline.text import sandbox
-
-    return sandbox
 
 
 def _read_folder(folder: epath.Path) -> tuple[dict[str, str], dict[str, str]]:
