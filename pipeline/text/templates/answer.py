@@ -45,7 +45,7 @@ class Answer:
     def __call__(self, record: Mapping[str, Any]) -> list[Span]:
         """The two spans of a record."""
         prompt, answer = (
-            Markup.fill(each, record, self.null) for each in (self.prompt, self.answer)
+            Markup.fill(format, record, self.null) for format in (self.prompt, self.answer)
         )
         if is_blank(self.answer, answer) and (prompt + answer).strip():
             note(UNANSWERED, "")
