@@ -9,7 +9,7 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, cast
 
 import pyarrow as pa
 from etils import epath
@@ -181,7 +181,7 @@ def find(paths: Paths) -> list[epath.Path]:
         OSError: a file cannot be read.
     """
     is_one = isinstance(paths, str | bytes | os.PathLike) or not isinstance(paths, Iterable)
-    names: list[Any] = [paths] if is_one else [*paths]
+    names: list[Any] = [paths] if is_one else [*cast(Iterable[Any], paths)]
     if not names:
         raise InvalidValue("no files were given; name one or more, or a glob such as data/*.txt")
     for name in names:

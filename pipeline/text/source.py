@@ -80,15 +80,15 @@ class Block:
 
     def place(self, number: int) -> dict[str, Any]:
         """The place of a record, as JSON."""
-        file, at = self.places[number]
-        return ({"file": file} if file else {}) | ({self.unit: at} if self.unit else {})
+        file, offset = self.places[number]
+        return ({"file": file} if file else {}) | ({self.unit: offset} if self.unit else {})
 
     def where(self, number: int, *, count: bool = True) -> str:
         """The place of a record, for messages; the lines before it are counted now, if wanted."""
-        file, at = self.places[number]
+        file, offset = self.places[number]
         if self.unit == "byte" and count:
-            return f"{file}, line {count_lines(as_path(file), at) + 1:,} (byte {at:,})"
-        return ", ".join(filter(None, [file, self.unit and f"{self.unit} {at:,}"]))
+            return f"{file}, line {count_lines(as_path(file), offset) + 1:,} (byte {offset:,})"
+        return ", ".join(filter(None, [file, self.unit and f"{self.unit} {offset:,}"]))
 
 
 class Doubted(dict[str, Any]):
@@ -235,7 +235,7 @@ class Numbered(Sharded):
         except Exception as error:
             if len(numbers) == 1:
                 return [error]
-            return [each for number in numbers for each in self._read([number])]
+            return [record for number in numbers for record in self._read([number])]
 
     def __str__(self) -> str:
         return str(self.source)
@@ -302,13 +302,13 @@ class Records:
                 f"records is a {type(records).__name__}, not records by number; give a list of "
                 "them, or of a data frame frame.to_dict('records'), or table.to_pylist()"
             )
-        self.records, self._given = records, fingerprint
+        self.records, self._fingerprint = records, fingerprint
 
     @property
     def fingerprint(self) -> str:
         """See `Source`."""
-        if self._given is not None:
-            return self._given
+        if self._fingerprint is not None:
+            return self._fingerprint
         samples = min(len(self), SAMPLES)
         entries = read_records(self.records, [at * len(self) // samples for at in range(samples)])
         try:
@@ -329,7 +329,7 @@ class Records:
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """The records with these numbers."""
-        return list(map(_as_record, read_records(self.records, [int(each) for each in indices])))
+        return list(map(_as_record, read_records(self.records, [*map(int, indices)])))
 
     def __str__(self) -> str:
         return f"{len(self):,} records of a {type(self.records).__name__}"
