@@ -37,14 +37,14 @@ def format_text(figures: Figures, *, width: int = 120, colour: bool = False) -> 
     return "\n".join(lines)
 
 
-def format_summary(summary: Mapping[str, Any], *, width: int = 120) -> str:
+def format_summary(summary: Mapping[str, Any]) -> str:
     """The summary that train.py writes at the end of a run, as lines of words and values.
 
     >>> print(format_summary({"steps": 30, "waiting": 0.0123}))
     steps                                              30
     share of the steps' time spent waiting for batches  0.0123
     """
-    return "\n".join(_define(describe_summary(summary), width))
+    return "\n".join(_define(describe_summary(summary), 120))
 
 
 def _define(facts: Mapping[str, str], width: int) -> list[str]:

@@ -12,7 +12,7 @@ from etils import epath
 
 from pipeline.errors import InvalidValue, Missing
 from pipeline.fs.atomic import as_path, atomic_write
-from pipeline.text.markup import MEANT, parts_of
+from pipeline.text.markup import MEANT, any_of, parts_of
 from pipeline.text.tokenizer import UnknownMark
 
 
@@ -56,8 +56,8 @@ class FileTokenizer:
         self._restore(*state)
 
     def _set_marks(self, marks: Mapping[str, tuple[bool, bool]]) -> None:
-        self.marks, longest = marks, sorted(marks, key=len, reverse=True)
-        self._pattern = re.compile(f"({'|'.join(map(re.escape, longest)) or '(?!)'})")
+        self.marks = marks
+        self._pattern = re.compile(f"({any_of(sorted(marks, key=len, reverse=True))})")
 
     def _mark(self, option: str, wanted: bool | str, defaults: Sequence[int]) -> int | None:
         """The id of the begin or end mark: the one of the file, one by name, or none."""
@@ -143,12 +143,12 @@ class FileTokenizer:
     @property
     def fingerprint(self) -> str:
         """The kind, a hash of the file, the marks around texts, and whether marks are parsed."""
-        parts = [self.kind, hashlib.sha256(self._content).hexdigest()[:12]]
+        words = [self.kind, hashlib.sha256(self._content).hexdigest()[:12]]
         if self.begin_id is not None:
-            parts.append(f"begin{self.begin_id}")
+            words.append(f"begin{self.begin_id}")
         if self.end_id is not None:
-            parts.append(f"end{self.end_id}")
-        return "-".join([*parts, *["markup"] * bool(self.marks)])
+            words.append(f"end{self.end_id}")
+        return "-".join([*words, *["markup"] * bool(self.marks)])
 
     def save(self, directory: epath.Path) -> dict[str, Any]:
         """See `Tokenizer`; writes the file, unless it is there."""

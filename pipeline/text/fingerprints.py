@@ -137,8 +137,8 @@ class _Description:
         if not isinstance(value, types.FunctionType) and hasattr(value, "__wrapped__"):
             return self.of(value.__wrapped__, what)  # wrapped by a cache or a compiler
         if _is_routine(value) or isinstance(value, type):
-            parts = getattr(value, "__func__", None), getattr(value, "__self__", None)
-            return _name(value), self.of(parts, what)
+            method = getattr(value, "__func__", None), getattr(value, "__self__", None)
+            return _name(value), self.of(method, what)
         if isinstance(stated := getattr(value, "fingerprint", None), str):
             return kind.__qualname__, stated
         try:

@@ -3,7 +3,7 @@
 import functools
 import re
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pipeline.errors import InvalidValue
@@ -164,6 +164,11 @@ def join(*pieces: Any) -> Markup:
     joined = str.__new__(Markup, "".join(text for text, _ in parts))
     joined.parts = tuple(parts)
     return joined
+
+
+def any_of(texts: Iterable[str]) -> str:
+    """A pattern of any of some texts, of which the first counts; of none, it matches nothing."""
+    return "|".join(map(re.escape, texts)) or "(?!)"
 
 
 def is_mark(token: str) -> bool:

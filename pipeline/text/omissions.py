@@ -61,10 +61,10 @@ def _note_contents(chat: Conversation) -> None:
     """Notes contents that are not in the text as they are; refuses those that Python spelt."""
     at = 0
     for number, turn in enumerate(chat.turns):
-        place, content = f"turn {number} of {chat.what}", turn.get("content")
+        of_turn, content = f"turn {number} of {chat.what}", turn.get("content")
         if isinstance(content, list | Mapping) and f"{content}" in chat.text:
             raise InvalidValue(
-                f"the chat template spells the content of {place} as Python does, "
+                f"the chat template spells the content of {of_turn} as Python does, "
                 f"{f'{content}':.60}; give its text, or a template that reads such parts"
             )
         contents = [text.strip() for text in list_contents(turn)]
@@ -73,11 +73,11 @@ def _note_contents(chat: Conversation) -> None:
             if (begin := chat.text.find(text, at)) >= 0:
                 at = begin
             elif text not in chat.text:
-                note(CHANGED, f"{place} has {text!r:.60}")
+                note(CHANGED, f"{of_turn} has {text!r:.60}")
         if turn.get("role") == "user" and contents and not any(contents):
-            note(UNASKED, place)
-        if turn.get("role") != "assistant" and weigh(turn, 0.0, place):
-            note(WEIGHED, place)
+            note(UNASKED, of_turn)
+        if turn.get("role") != "assistant" and weigh(turn, 0.0, of_turn):
+            note(WEIGHED, of_turn)
 
 
 def _note_trimmed(chat: Conversation) -> None:
@@ -110,8 +110,8 @@ def _note_unused_fields(chat: Conversation) -> None:
             continue
         if _is_spelt_alike(chat, [_leave_out(turn, name) for turn in turns]):
             value = turns[holders[0]][name]
-            place = f"turn {holders[0]} of {chat.what}"
-            note(NOT_RENDERED.format("turns with", name), f"{place} has {value!r:.60}")
+            of_turn = f"turn {holders[0]} of {chat.what}"
+            note(NOT_RENDERED.format("turns with", name), f"{of_turn} has {value!r:.60}")
     first_values: dict[str, Any] = {}
     for part in (part for turn in turns for part in list_parts(turn)):
         for name, value in part.items():

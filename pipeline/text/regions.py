@@ -53,7 +53,7 @@ class Conversation:
             what is generated.
         marked: the text of all turns.
         what: names the turns in errors.
-        sought: a pattern of what the template looks for in texts, or "".
+        sought: a pattern of what the template looks for in texts.
     """
 
     turns: Sequence[Mapping[str, Any]]
@@ -142,7 +142,7 @@ class Conversation:
     def _tag(self, turn: Mapping[str, Any], number: int, fields: Any) -> dict[str, Any]:
         """A turn whose texts have its number at both ends, inside of white space."""
         tag = TAG + "".join(DIGITS[int(digit, 16)] for digit in f"{number:x}")
-        pattern = re.compile(f"({self.sought})" if self.sought else "((?!))")
+        pattern = re.compile(f"({self.sought})")
 
         def change(text: str) -> str:
             pieces = pattern.split(text)

@@ -116,7 +116,7 @@ def fill(
                 f"({', '.join(arrays or ()) or 'none'}), which features= describe"
             )
         for side in sides.keys() & (arrays or {}).keys():
-            _note_others(sides[side], (arrays or {})[side])
+            _note_undescribed(sides[side], (arrays or {})[side])
         nodes = traits_of(template).nodes
         return {
             side: _fill_nodes(nodes, content, tokens[side]) if side in tokens else content
@@ -133,7 +133,7 @@ def fill(
         ) from error
 
 
-def _note_others(values: Mapping[str, Any], features: Mapping[str, Any]) -> None:
+def _note_undescribed(values: Mapping[str, Any], features: Mapping[str, Any]) -> None:
     """Notes values that a template returned, and no feature describes."""
     for name in values.keys() - features.keys():
         about = f"have values of {name!r} by the template, which no feature describes"
@@ -225,7 +225,7 @@ def _values_of(
     slots = text.values(features) if isinstance(text, Slots) and features is not None else {}
     values: dict[str, np.ndarray] = {}
     if of_span and features is not None:
-        _note_others(of_span, features)
+        _note_undescribed(of_span, features)
     for name, feature in (features or {}).items():
         if name in of_span:
             one = dataclasses.replace(feature, of="example", to=None)

@@ -138,18 +138,17 @@ class Single(float):
     """A number of 32 bits, which prints with as many digits as tell it apart from others."""
 
     __slots__ = ()
+    _type: Any = np.float32
 
     def __str__(self) -> str:
-        return str(float(str(np.float32(self))))  # digits of 32 bits, in the notation of Python
+        return str(float(str(self._type(self))))  # digits of its bits, in the notation of Python
 
 
-class Half(float):
+class Half(Single):
     """A number of 16 bits; see `Single`."""
 
     __slots__ = ()
-
-    def __str__(self) -> str:
-        return str(float(str(np.float16(self))))
+    _type = np.float16
 
 
 def _as_number(text: str) -> float:

@@ -5,14 +5,14 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from etils import epath
 
 from pipeline.errors import InvalidValue
 from pipeline.fs.atomic import as_path
-from pipeline.text.markup import Markup, join
+from pipeline.text.markup import Markup, any_of, join
 from pipeline.text.messages import name_reasoning, read_calls, read_message, read_tools
 from pipeline.text.notes import note
 from pipeline.text.omissions import note_omissions
@@ -131,14 +131,14 @@ class Jinja:
         spans = list[tuple[str, float]]()
         for number, region in enumerate(regions):
             before, answer = pieces[2 * number : 2 * number + 2]
-            place = f"turn {region.turn} of {what}"
+            of_turn = f"turn {region.turn} of {what}"
             is_last = number + 1 == len(regions) or regions[number + 1].turn != region.turn
             is_markup = [is_markup for text, is_markup in answer.parts if text.strip()]
             if is_last and is_markup[-1:] != [True]:
-                note(ENDLESS, place)
-            weight = weigh(turns[region.turn], 1.0, place)
+                note(ENDLESS, of_turn)
+            weight = weigh(turns[region.turn], 1.0, of_turn)
             if weight and all(is_markup):
-                note(UNANSWERED, place)
+                note(UNANSWERED, of_turn)
             spans += [(before, 0.0), (answer, weight)]
         return [*spans, (rest, 0.0)] if rest or not spans else spans
 
@@ -146,8 +146,9 @@ class Jinja:
         """Patterns of the texts that a template looks for, and of those that answers may have."""
         sought = find_sought(template)
         # A part of a mark, such as "<|", would let the mark itself into an answer.
-        parts = {text for text in sought if any(text in mark != text for mark in self._marks)}
-        return _any_of(text for text in sought if text.strip()), _any_of(sought - parts)
+        partial = {text for text in sought if any(text in mark != text for mark in self._marks)}
+        texts = sorted(text for text in sought if text.strip())
+        return any_of(texts), any_of(sorted(sought - partial))
 
     def _choose(self, tools: Any) -> str:
         """The template of a record, which transformers chooses alike."""
@@ -199,20 +200,23 @@ class Jinja:
         turns, text = chat.turns, chat.text
         signs, tainted = {mark[0] for mark in self._marks}, text
 
-        def taint(value: Any, sought: str = "") -> Any:
-            pattern = re.compile(f"(?!{sought or '(?!)'})[{re.escape(''.join(signs))}]")
+        def taint(value: Any, sought: str) -> Any:
+            pattern = re.compile(f"(?!{sought})[{re.escape(''.join(signs))}]")
             return change_texts(value, lambda text: pattern.sub(rf"\g<0>{TAINT}", text))
 
         if any(sign in text for text in texts_in([turns, tools]) for sign in signs):
-            sought = {"assistant": self._sought[template][1]}
-            changed = [taint(turn, sought.get(str(turn.get("role")), "")) for turn in turns]
-            tainted = strip(self._render(template, changed, tools=taint(tools)))
+            nothing, in_answers = any_of([]), self._sought[template][1]
+            changed = [
+                taint(turn, in_answers if turn.get("role") == "assistant" else nothing)
+                for turn in turns
+            ]
+            tainted = strip(self._render(template, changed, tools=taint(tools, nothing)))
             if tainted.replace(TAINT, "") != text:
                 raise InvalidValue(
                     "the chat template looks for marks in the text of a turn; remove them from the "
                     "record, or give what they divide as fields of the turn"
                 )
-        pieces = re.split(f"({'|'.join(map(re.escape, self._marks)) or '(?!)'})", tainted)
+        pieces = re.split(f"({any_of(self._marks)})", tainted)
         return join(*((piece.replace(TAINT, ""), n % 2 == 1) for n, piece in enumerate(pieces)))
 
 
@@ -239,8 +243,3 @@ def _read_folder(folder: epath.Path) -> tuple[dict[str, str], dict[str, str]]:
     if others.exists():
         templates |= {path.stem: path.read_text() for path in sorted(others.glob("*.jinja"))}
     return templates | ({"default": file.read_text()} if file.exists() else {}), special
-
-
-def _any_of(texts: Iterable[str]) -> str:
-    """A pattern of texts."""
-    return "|".join(map(re.escape, sorted(texts)))

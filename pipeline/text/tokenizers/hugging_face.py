@@ -148,8 +148,9 @@ class HuggingFace(FileTokenizer):
             starts = {start for _, (start, _) in steps.pre_tokenize_str(window)}
             spaces = (n for n in range(AROUND, len(window)) if window[n].isspace())
             for cut in itertools.islice((n for n in spaces if not window[n - 1].isspace()), 8):
-                whole, *parts = self._encode_short([window, window[:cut], window[cut:]], "inside")
-                if cut in starts and parts[0] + parts[1] == whole:
+                texts = [window, window[:cut], window[cut:]]
+                whole, before, after = self._encode_short(texts, "inside")
+                if cut in starts and before + after == whole:
                     return at - AROUND + cut
         return len(text)
 
