@@ -15,10 +15,13 @@ from etils import epath
 from pipeline import registry
 from pipeline.errors import InvalidValue, name_some
 from pipeline.text.files import Paths, find
-from pipeline.text.source import Records, Sharded, Source
+from pipeline.text.source import Sharded, Source
+from pipeline.text.sources.arrow_files import ArrowFiles, is_saved, saved_files
 from pipeline.text.sources.csv_files import Csv
 from pipeline.text.sources.lines import JsonLines, TextFiles
-from pipeline.text.sources.tables import ArrowFiles, ParquetFiles, Tables, is_saved, saved_files
+from pipeline.text.sources.parquet_files import ParquetFiles
+from pipeline.text.sources.records import Records
+from pipeline.text.tables import Tables
 
 __all__ = [
     "ArrowFiles",
