@@ -76,7 +76,9 @@ def _about_ways(figures: Figures) -> list[str]:
         ratio = way.work[attention] / to.work[attention]
         if ratio >= 2:
             return f"{ratio:.1f} times as much"
-        return f"{percent(abs(ratio - 1))} {'less' if ratio < 1 else 'more'}"
+        if (difference := percent(abs(ratio - 1))) == "0%":
+            return "as much"
+        return f"{difference} {'less' if ratio < 1 else 'more'}"
 
     def price(way: Strategy) -> str:
         costs = [f"{way.shapes:,} programs to compile"] * (way.shapes > MOST_SHAPES)

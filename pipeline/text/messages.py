@@ -34,8 +34,9 @@ def read_message(turn: Mapping[str, Any], what: str) -> dict[str, Any]:
         message["tool_calls"] = calls
         functions = [call.get("function", call) for call in map(_read_call, calls)]
         for function in functions:
-            if isinstance(function, Mapping) and not _has_object(function):
-                note(ARGUMENTS, f"{what} has {function['arguments']!r:.60}")
+            arguments = function.get("arguments", {}) if isinstance(function, Mapping) else {}
+            if not isinstance(arguments, Mapping):
+                note(ARGUMENTS, f"{what} has {arguments!r:.60}")
     if isinstance(content := message.get("content"), list):
         message["content"] = [_read_part(part, what) for part in content]
     if "content" in turn and "content" not in message:
@@ -104,11 +105,6 @@ def _read_call(call: Any) -> Any:
     with contextlib.suppress(InvalidValue):
         arguments = read_json(arguments) if isinstance(arguments, str) else arguments
     return {**call, "arguments": arguments} if isinstance(arguments, Mapping) else call
-
-
-def _has_object(function: Mapping[str, Any]) -> bool:
-    """Whether the arguments of a call of a function are an object, or none are given."""
-    return isinstance(function.get("arguments", {}), Mapping)
 
 
 def read_tools(value: Any, what: str) -> list[Any] | None:

@@ -67,6 +67,11 @@ class Conversation:
         """The text of all turns, without marks of what is generated."""
         return strip(self.marked)
 
+    @functools.cached_property
+    def answers(self) -> list[int]:
+        """The numbers of the turns of the assistant."""
+        return [n for n, turn in enumerate(self.turns) if turn.get("role") == "assistant"]
+
     def find(self, answers: Sequence[int]) -> list[Region]:
         """The regions of some turns, in order."""
         if not answers:
@@ -83,7 +88,7 @@ class Conversation:
 
     def _unclear(self, number: int) -> str:
         advice = "give a template with {% generation %} around what is generated"
-        if number < max(n for n, turn in enumerate(self.turns) if _is_answer(turn)):
+        if number < self.answers[-1]:
             advice = f"give last_only=True to learn the last answer alone, or {advice}"
         return (
             f"the chat template spells turn {number} of {self.what} so that its text cannot be "
@@ -95,12 +100,12 @@ class Conversation:
     def _find_generated(self, answers: Sequence[int]) -> list[Region]:
         """The regions that the template marks; a turn may have several of them, or share one."""
         spans = generated(self.marked)
-        if len(spans) == len(self._answers):
-            pairs = zip(self._answers, spans, strict=True)
+        if len(spans) == len(self.answers):
+            pairs = zip(self.answers, spans, strict=True)
             return [Region(n, *span) for n, span in pairs if n in answers]
         starts = {
             n: self._tagged[n][0] if n in self._tagged else self._find_begin(n)
-            for n in self._answers
+            for n in self.answers
         }
         regions = [
             Region(max((n for n, at in starts.items() if (at or 0) < end), default=-1), begin, end)
@@ -112,10 +117,6 @@ class Conversation:
                 f"{len(spans)} texts as generated; correct the record or the template"
             )
         return [region for region in regions if region.turn in answers]
-
-    @functools.cached_property
-    def _answers(self) -> list[int]:
-        return [n for n, turn in enumerate(self.turns) if _is_answer(turn)]
 
     # ---- where the text of turns is
 
@@ -241,7 +242,7 @@ class Conversation:
         found so far: by the text and the role beside an answer, the size of what is learnt there,
         before its own text or after it.
         """
-        if len(self._answers) <= FEW or (core := self._cores.get(number)) is None:
+        if len(self.answers) <= FEW or (core := self._cores.get(number)) is None:
             begin = self._find_begin(number)
             return begin, None if begin is None else self._find_end(number, begin)
         before, after = self._end_before(number), self._cores.get(number + 1, (None,))[0]
@@ -260,10 +261,6 @@ class Conversation:
 
     def _role(self, number: int) -> Any:
         return self.turns[number].get("role") if 0 <= number < len(self.turns) else None
-
-
-def _is_answer(turn: Mapping[str, Any]) -> bool:
-    return turn.get("role") == "assistant"
 
 
 def _change_values(value: Any, change: Callable[[str], str]) -> Any:

@@ -123,9 +123,7 @@ class Jinja:
         spell = functools.partial(self._render, template, tools=tools)
         chat = Conversation(turns, spell, marked, what, self._sought[template][0])
         note_omissions(chat, record, template, tools, self._tools)
-        answers = [n for n, turn in enumerate(turns) if turn.get("role") == "assistant"]
-        answers = answers[-1:] if self._last_only else answers
-        regions = chat.find(answers)
+        regions = chat.find(chat.answers[-1:] if self._last_only else chat.answers)
         edges = [at for region in regions for at in (region.begin, region.end)]
         *pieces, rest = self._find_marks(chat, template, tools).cut(edges)
         spans = list[tuple[str, float]]()
