@@ -102,7 +102,8 @@ def fill(
         arrays: the other sides; None: any.
     """
     try:
-        result: Any = apply(template, record)
+        traits = traits_of(template)
+        result: Any = apply(template, record, traits)
         if not isinstance(result, Mapping) and (tokens is None or len(tokens) == 1):
             result = {next(iter(tokens or ("inputs",))): result}
         sides = result if isinstance(result, Mapping) else {}
@@ -117,9 +118,8 @@ def fill(
             )
         for side in sides.keys() & (arrays or {}).keys():
             _note_undescribed(sides[side], (arrays or {})[side])
-        nodes = traits_of(template).nodes
         return {
-            side: _fill_nodes(nodes, content, tokens[side]) if side in tokens else content
+            side: _fill_nodes(traits.nodes, content, tokens[side]) if side in tokens else content
             for side, content in sides.items()
         }
     except (LeftOut, MemoryError):
@@ -179,12 +179,14 @@ def texts(template: Template, record: Mapping[str, Any]) -> list[str]:
         return []
 
 
-def apply(template: Template, record: Mapping[str, Any]) -> Any:
+def apply(template: Template, record: Mapping[str, Any], traits: Traits | None = None) -> Any:
     """The result of a template; a function gets text in place of bytes.
 
-    A row of a table, whose columns are read when they are asked for, has text already.
+    A row of a table, whose columns are read when they are asked for, has text already. `traits` are
+    those of the template, if they are known.
     """
-    if isinstance(record, dict) and not traits_of(template).takes_bytes:
+    traits = traits or traits_of(template)
+    if isinstance(record, dict) and not traits.takes_bytes:
         record = decode_bytes(dict(dict.items(record)))  # of one that is watched, none is read yet
     return template(watch(record))
 
