@@ -18,6 +18,7 @@ python -m benchmarks stream                # a Grain data set as it comes, besid
 python -m benchmarks tokens                # token files in place, beside a prepared corpus
 python -m benchmarks mixture               # 1, 35 and 300 corpora, beside Grain's mixtures
 python -m benchmarks curriculum            # a model that sees short rows first
+python -m benchmarks programs              # training steps compiled for TPUs that are not here
 """
 
 import argparse
@@ -31,7 +32,7 @@ SECTIONS = ("planner", "balance", "loader", "resume", "change", "growth")
 NAMED = (
     *("fill", "scale", "peers", "tiers", "why", "remote", "updates", "groups"),
     *("sides", "tokens", "stream", "pictures", "speech", "histograms"),
-    *("mixture", "curriculum"),
+    *("mixture", "curriculum", "programs"),
 )
 # The options that a section has; of the sections that run by default, beside the lengths.
 OPTIONS = {

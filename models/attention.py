@@ -73,7 +73,7 @@ def make_attention(
     | splash | TPU, else interpreted | skipped by tokamax's kernel, computed by JAX's own |
     | cudnn | GPU of NVIDIA, bfloat16 and float16 | computed |
     | cudnn_packed | the same, from Hopper on, with `segment_offsets` | skipped |
-    | tokamax | the same, if it is installed | skipped, at least forward |
+    | tokamax | the same, if it is installed | skipped forward, computed backward |
 
     The last two are compared with dense attention before their first use. If they cannot be used, a
     warning says why, and what takes their place.
@@ -231,7 +231,7 @@ def _tokamax(ids, order_BS, causal, window) -> Attend:
     def each(q, first, stop, k, v, *order):
         if order:
             k, v = (_take(x, order[0]) for x in (k, v))
-        return tokamax_attention(q, k, v, first, stop)
+        return tokamax_attention(q, k, v, first, stop, causal and order_BS is None)
 
     order = () if order_BS is None else (order_BS,)
     return lambda q, k, v: per_device(each, (q, *ranges), (k, v, *order))
@@ -296,7 +296,7 @@ def skips_segments(
     if implementation in SKIPPING and not _find_flaw_here(
         implementation, offsets=True, grouped=grouped, causal=True, window=None
     ):
-        return True
+        return implementation == "cudnn_packed"  # tokamax computes them in the backward pass
     if implementation in ("auto", *SKIPPING):
         platform = jax.default_backend()
         choice = choose(platform, jnp.dtype(dtype), length, length, head_width=head_width)
@@ -306,8 +306,8 @@ def skips_segments(
 
 
 UNMEASURED = (
-    "from Hopper on, 'cudnn_packed' and 'tokamax' skip other segments, and may be faster; "
-    "benchmarks/accelerator.py measures them"
+    "from Hopper on, 'cudnn_packed' skips other segments, 'tokamax' in the forward pass, and they "
+    "may be faster; benchmarks/accelerator.py measures them"
 )
 
 

@@ -88,18 +88,19 @@ def per_device(f: Callable[..., Any], queries: Sequence[Array], keys: Sequence[A
     blocks of them, in dimension 1 (split over `context`); each device has the keys of whole rows,
     gathered along that axis. Every result has the dimensions of the first of the queries. f must
     treat rows, queries and heads independently. Under plain `jit`, the partitioner cannot know that
-    a loop with dynamic slices does so, and gathers its operands on every device.
+    a loop with dynamic slices does so, and gathers its operands on every device; and it takes no
+    kernel of Pallas, unless all axes of the mesh are manual, also those of size 1.
 
     If an axis is already manual (inside a `shard_map`), or does not divide its dimension, f sees
     the whole dimension.
     """
     sizes, arrays = _axis_sizes(), (*queries, *keys)
+    if not sizes:
+        return f(*arrays)
     rows = _row_axes(arrays[0].shape[0], sizes)
     length = _axis(LENGTH_AXIS, arrays[0].shape[1], sizes)
     num_heads = math.gcd(*(array.shape[2] for array in arrays if array.ndim > 2))
     heads = _axis(HEAD_AXIS, num_heads, sizes)
-    if not rows and not length and not heads:
-        return f(*arrays)
 
     def spec(array, length=length):
         return PartitionSpec(*(rows or None, length, heads)[: array.ndim])
@@ -108,16 +109,22 @@ def per_device(f: Callable[..., Any], queries: Sequence[Array], keys: Sequence[A
         f,
         in_specs=(*map(spec, queries), *(spec(array, None) for array in keys)),
         out_specs=spec(arrays[0]),
-        axis_names={*rows, length, heads} - {None},
+        axis_names=_auto_axes(),
         check_vma=False,
     )(*arrays)
 
 
+def _auto_axes() -> set[str]:
+    """Return the axes of the current mesh that are `AxisType.Auto`."""
+    mesh = jax.sharding.get_abstract_mesh()
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return {name for name, kind in kinds if kind == AxisType.Auto}
+
+
 def _axis_sizes() -> dict[str, int]:
     """Return the sizes of the axes of the current mesh that are above 1 and `AxisType.Auto`."""
-    mesh = jax.sharding.get_abstract_mesh()
-    axes = zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types, strict=True)
-    return {name: size for name, size, kind in axes if size > 1 and kind == AxisType.Auto}
+    shape = jax.sharding.get_abstract_mesh().shape
+    return {name: shape[name] for name in shape if shape[name] > 1 and name in _auto_axes()}
 
 
 def _axis(name: str, size: int, sizes: dict[str, int]) -> str | None:

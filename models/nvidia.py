@@ -41,10 +41,14 @@ def packed_attention(
     """Return the result of `attend` of `make_attention`, by cuDNN's packed layout.
 
     cuDNN computes the scores of each segment alone. It writes nothing for a position outside of all
-    segments, so zeros replace these, also in gradients. A segment that one side lacks has length 0
-    on both; −1 would shift the others (jax-ml/jax#30023). Keys are repeated for the query heads
-    that share them, since JAX before July 2026 found wrong ones (jax-ml/jax#39521). One place for a
-    segment would mean rows without segments, so there are at least two.
+    segments, so zeros replace these, also in gradients. JAX makes one list of the offsets of all
+    rows that are not negative, one of the sizes, and cuDNN pairs them; so unused places, those of a
+    segment that one side lacks, and the end after the last segment are −1. Keys are repeated for
+    the query heads that share them, since JAX before July 2026 found wrong ones
+    (jax-ml/jax#39521). One place for a segment would mean rows without segments, so there are at
+    least two.
+
+    The statistics of the softmax take 4 bytes for each row, place, query head and column.
 
     Args:
         q_BLNK: queries, with keys and values in bfloat16 or float16.
@@ -56,7 +60,16 @@ def packed_attention(
         kv_offsets: int32 [B, M+1], of keys.
         causal: as for `make_attention`.
         window: as for `make_attention`; only with `causal`.
+
+    Raises:
+        ValueError: queries or keys have 2³¹ elements or more on a device.
     """
+    if max(q_ids_BL.size, kv_ids_BS.size) * q_BLNK[0, 0].size >= 1 << 31:
+        raise ValueError(
+            f"queries have the shape {q_BLNK.shape} on a device, and cuDNN's offsets reach fewer "
+            "than 2,147,483,648 elements; use fewer rows on each device, or another attention, "
+            "such as 'tokamax'"
+        )
     fused = _fused_attention()
     q_offsets, kv_offsets = (
         jnp.pad(x, ((0, 0), (0, max(0, 3 - x.shape[1]))), mode="edge")
@@ -75,10 +88,10 @@ def packed_attention(
         _keep(q_real_BL, q_BLNK),
         k_BSNK,
         v_BSNK,
-        q_seqlen=jnp.where(both, q_sizes, 0),
-        kv_seqlen=jnp.where(both, kv_sizes, 0),
-        q_offsets=q_offsets,
-        kv_offsets=kv_offsets,
+        q_seqlen=jnp.where(both, q_sizes, -1),
+        kv_seqlen=jnp.where(both, kv_sizes, -1),
+        q_offsets=_begins(q_offsets, both),
+        kv_offsets=_begins(kv_offsets, both),
         scale=q_BLNK.shape[-1] ** -0.5,
         mask_type=kinds.PADDING_CAUSAL if causal else kinds.PADDING,
         sliding_window_length=window,
@@ -87,19 +100,29 @@ def packed_attention(
 
 
 def tokamax_attention(
-    q_BLNK: Array, k_BSGK: Array, v_BSGK: Array, first_BL: Array, stop_BL: Array
+    q_BLNK: Array, k_BSGK: Array, v_BSGK: Array, first_BL: Array, stop_BL: Array, causal: bool
 ) -> Array:
     """Return the result of `attend`, where a query sees the keys first ≤ column < stop.
 
-    A block of queries visits the blocks of keys from the least first to the largest stop. Not on a
-    GPU, tokamax computes this by XLA. Queries that see nothing see a key, and zeros replace the
-    result, which also cuts the gradient.
+    With `causal`, queries and keys are the same columns in order, and the last key that a query
+    sees is its own column. A block of queries visits the blocks of keys from the least first to the
+    largest stop. The backward pass for Hopper (0.0.17) masks by these alone, and leaves out blocks
+    only if it is told that order is causal.
+
+    Not on a GPU, tokamax computes this by XLA. Queries that see nothing see a key nearby, and zeros
+    replace the result, which also cuts the gradient.
     """
     from tokamax._src.ops.attention import api, base
 
     sees_BL = first_BL < stop_BL
-    first_BL = jnp.where(sees_BL, first_BL, 0)
-    mask = base.Mask(k_start=first_BL[:, None], k_end=jnp.where(sees_BL, stop_BL, 1)[:, None])
+    if causal:
+        first_BL = jnp.where(sees_BL, first_BL, jnp.arange(first_BL.shape[1]))
+        mask = base.Mask(k_start=first_BL[:, None], is_causal=True)
+    else:
+        last_B1 = first_BL.max(axis=1, keepdims=True)
+        first_BL = jnp.where(sees_BL, first_BL, last_B1)
+        stop_BL = jnp.where(sees_BL, stop_BL, last_B1 + 1)
+        mask = base.Mask(k_start=first_BL[:, None], k_end=stop_BL[:, None])
     names, dtype = ["mosaic_gpu", "triton"], q_BLNK.dtype
     if jax.default_backend() != "gpu":  # where XLA lacks products of float16
         names = ["xla"]
@@ -204,7 +227,8 @@ def _compare(name: str) -> float:
 
     def skipping(q: Array, k: Array, v: Array) -> Array:
         if name == "tokamax":
-            return tokamax_attention(q, k, v, *key_ranges(ids, ids, None, causal=True, window=None))
+            ranges = key_ranges(ids, ids, None, causal=True, window=None)
+            return tokamax_attention(q, k, v, *ranges, True)
         return packed_attention(q, k, v, ids, ids, offsets, offsets, True, None)
 
     def run(attend: Callable[..., Array], *inputs: Array) -> list[np.ndarray]:
@@ -236,6 +260,11 @@ def _sizes(offsets: Array, ids: Array) -> Array:
     at = jnp.minimum(begins, ids.shape[1] - 1)
     ends = jnp.take_along_axis(segment_ends(ids), at, axis=1)
     return jnp.where(steps > 0, ends - begins, 0).astype(jnp.int32)
+
+
+def _begins(offsets: Array, used: Array) -> Array:
+    """Return offsets [B, M+1] with −1 where a place is not used, and at the end."""
+    return jnp.pad(jnp.where(used, offsets[:, :-1], -1), ((0, 0), (0, 1)), constant_values=-1)
 
 
 def _keep(where: Array, x: Array) -> Array:

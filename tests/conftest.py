@@ -1,3 +1,4 @@
+import gc
 import json
 import os
 import tempfile
@@ -24,6 +25,17 @@ from hypothesis import settings
 import pipeline
 from pipeline.fs.atomic import directory_lock
 from tests.commands import Command
+
+# What modules and tests are made of stays as long as the process: Python need not look through all
+# of it whenever it looks for garbage.
+gc.disable()
+
+
+def pytest_collection_finish():
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
 
 # Registers a TFDS data set, which can be done once: not also as the module of its doctests.
 collect_ignore = ["properties/questions.py"]

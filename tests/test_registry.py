@@ -45,23 +45,24 @@ def test_kinds_of_an_installed_package_work_from_a_shell_and_from_python(install
     command = "-m", "pipeline"
     shout = "--template", "shout", "field=question"
     installed(*command, "prepare", "asked.jsonl", *shout, "--into", "corpus", cwd=tmp_path)
-    program = "c = __import__('pipeline').Corpus.open('corpus'); "
-    program += "print(c.tokenizer.decode(c[0]['inputs']))"
-    assert installed("-c", program, cwd=tmp_path).strip() == "WHO?"
     words = "--tokens", "words", "base=16"
     installed(*command, "prepare", "ids.txt", *words, "--into", "linked", cwd=tmp_path)
-    program = "from pipeline.corpus.opening import open_corpus; "
-    program += "print(open_corpus('linked')[0]['inputs'])"
-    assert installed("-c", program, cwd=tmp_path).strip() == "[255]"
     printed = installed(*command, "kinds", "templates", cwd=tmp_path)
     assert (
         "shout: A field of a record in capital letters.\n    field=  the field to shout." in printed
     )
     program = """if True:
+        from pipeline import Corpus
+        from pipeline.corpus.opening import open_corpus
         from pipeline.text.config import open_template
+        corpus = Corpus.open("corpus")
+        print(corpus.tokenizer.decode(corpus[0]["inputs"]))
+        print(open_corpus("linked")[0]["inputs"])
         print(open_template({"kind": "shout", "field": "question", "prompt": None}))
     """
-    assert "Shout(field='question')" in installed("-c", program, cwd=tmp_path)
+    decoded, ids, template = installed("-c", program, cwd=tmp_path).splitlines()
+    assert (decoded.strip(), ids) == ("WHO?", "[255]")
+    assert "Shout(field='question')" in template
 
 
 def test_a_kind_that_two_packages_have_is_refused_and_names_them(monkeypatch):

@@ -4,6 +4,7 @@ import copy
 import json
 import pickle
 
+import hypothesis
 import numpy as np
 import pytest
 from etils import epath
@@ -39,8 +40,10 @@ picks = st.lists(
 )
 
 
+# Of each example, the end, which is seldom drawn.
+@hypothesis.example([(number, 0.97, 1.0, number % 3) for number in range(80)], 1)
 @given(picks, st.integers(0, 3))
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_a_piece_is_that_of_the_whole_example_whatever_else_is_read(whole, picks, epoch):
     for side, lengths in zip(
         whole.sides.values(), columns_of(whole).T.astype(int).tolist(), strict=True

@@ -1,6 +1,6 @@
-"""A loader on the devices of this process: `python -m tests.loading.some_devices`.
+"""Loaders on the devices of this process: `python -m tests.loading.some_devices`.
 
-Standard input has a JSON call of `run`; standard output gets what it returns.
+Each line of standard input is a JSON call of `run`; standard output gets a line that it returns.
 """
 
 import hashlib
@@ -50,4 +50,5 @@ def run(*, dynamic=False, steps=3, restored=None, **options):
 
 
 if __name__ == "__main__":
-    print(json.dumps(run(**json.load(sys.stdin))))
+    for line in sys.stdin:
+        print(json.dumps(run(**json.loads(line))), flush=True)

@@ -89,6 +89,12 @@ def train(data, buckets, sharding=None, order="contiguous", *, of=loss, parts=1,
     return losses, np.asarray(state["params"]["table"]), used
 
 
+@pytest.fixture(scope="module")
+def alone(text):
+    """The text trained on one device."""
+    return train(text, BUCKETS)
+
+
 def require_equal(found, expected):
     assert found[2] == expected[2]
     assert len(expected[2]) > 1  # several meshes
@@ -122,9 +128,9 @@ def test_the_mesh_of_a_bucket_divides_its_rows_as_little_as_their_number_allows(
 @pytest.mark.parametrize(
     ("mesh", "order"), [*zip(MESHES, (*CONTEXT_ORDERS, "zigzag"), strict=True)]
 )
-def test_losses_gradients_and_segments_are_those_of_one_device(text, mesh, order):
+def test_losses_gradients_and_segments_are_those_of_one_device(text, alone, mesh, order):
     sharding = DynamicContext(mesh_of(**MESHES[mesh]))
-    require_equal(train(text, BUCKETS, sharding, order), train(text, BUCKETS))
+    require_equal(train(text, BUCKETS, sharding, order), alone)
 
 
 def test_a_row_may_be_divided_beside_heads(text):
@@ -194,14 +200,14 @@ def test_switches_compile_nothing_and_leave_the_state_in_its_place(text):
         assert len({*used}) > 2
 
 
-def test_a_step_of_ones_own_runs_on_the_mesh_of_each_batch(text):
+def test_a_step_of_ones_own_runs_on_the_mesh_of_each_batch(text, alone):
     mesh = mesh_of(data=2, fsdp=2)
     sharding = DynamicContext(mesh)
     init, step = make_train_step(loss, optax.adam(0.01), sharding=sharding)
     state = begin(init, mesh)
     own = on_batch_mesh(jax.jit(step, out_shardings=(shardings_of(state), None)))
     options = {"sharding": sharding, "buckets": BUCKETS, "context_order": "striped"}
-    expected, _, _ = train(text, BUCKETS)
+    expected, _, _ = alone
     with CompileLog() as log, pipeline.load(text, **options) as loader:
         for due, _ in expected:
             state, values = own(state, next(loader))

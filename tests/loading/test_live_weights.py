@@ -96,7 +96,7 @@ def test_a_change_at_any_step_is_the_plan_that_has_the_weights_from_then_on(seed
         for _ in range(last):
             next(loader)
             states.append(loader.get_state())
-        for step in range(last + 1):
+        for step in range(seed % 2, last + 1, 2):
             loader.set_state(json_of(states[step]))
             if run.rng.random() < 0.5:
                 loader.start_prefetch()

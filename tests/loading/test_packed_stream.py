@@ -187,8 +187,8 @@ LONGER = [each for each in zip(BEFORE, [*AFTER][::-1], strict=False) if each not
     [*CHAINS, *(pytest.param(*each, marks=pytest.mark.slow) for each in LONGER)],
 )
 def test_grains_own_check_passes_for_every_chain(before, after):
-    source = BEFORE[before](source_of(drawn()))
-    check(AFTER[after](PackedStream(source, [Bucket(3, 32), Bucket(2, 64)], window=20)))
+    source = BEFORE[before](source_of(drawn(30)))
+    check(AFTER[after](PackedStream(source, [Bucket(3, 32), Bucket(2, 64)], window=12)))
 
 
 def test_grains_checkpoint_handler_saves_and_restores(tmp_path):

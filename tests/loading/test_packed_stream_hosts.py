@@ -44,7 +44,7 @@ def ask(count, folder):
             "do": "whole",
             "kind": kind,
             "ending": ending,
-            "every": 1 if (count, kind) == (2, "unequal") else 7,
+            "every": 3 if (count, kind, ending) == (2, "unequal", "pad") else 7,
             "file": str(folder / f"{kind} {ending}"),
         }
         for kind, ending in itertools.product(KINDS, ("pad", "drop"))

@@ -1,7 +1,9 @@
 """`load(…, state=…)` continues with the shapes and options of a state, on any number of devices."""
 
 import json
+import subprocess
 import sys
+import threading
 
 import grain
 import jax
@@ -15,46 +17,69 @@ from pipeline.errors import UserError
 from tests.loading.drawn import Drawn
 from tests.loading.some_devices import OPTIONS, draw, run
 from tests.meshes import mesh_of
-from tests.processes import COMPILE_QUICKLY, call
+from tests.processes import COMPILE_QUICKLY, ROOT, TIME_LIMIT, environment
 
 
-def on_devices(devices, **options):
-    """What `run` returns in a process with some simulated devices."""
-    flags = f"--xla_force_host_platform_device_count={devices} {COMPILE_QUICKLY}"
+@pytest.fixture(scope="module")
+def on_eight(tmp_path_factory):
+    """`on_eight(**options)`: what `run` returns in a process with 8 devices, which starts once."""
+    flags = f"--xla_force_host_platform_device_count=8 {COMPILE_QUICKLY}"
     command = sys.executable, "-m", "tests.loading.some_devices"
-    ended = call(*command, input=json.dumps(options), XLA_FLAGS=flags, NPROC="16")
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    return json.loads(ended.stdout)
+    log = tmp_path_factory.mktemp("eight") / "log"
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment(XLA_FLAGS=flags, NPROC="16"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        ) as process,
+    ):
+        stuck = threading.Timer(TIME_LIMIT, process.kill)
+        stuck.start()
+
+        def ask(**options):
+            process.stdin.write(json.dumps(options) + "\n")
+            process.stdin.flush()
+            answer = process.stdout.readline()
+            assert answer, log.read_text()[-3000:]
+            return json.loads(answer)
+
+        yield ask
+        stuck.cancel()
 
 
-def test_a_run_on_eight_devices_continues_on_four_and_back():
-    """Each process has devices of its own, and nothing but the state passes between them."""
+def test_a_run_on_eight_devices_continues_on_four_and_back(on_eight):
+    """Both processes have devices of their own; nothing but the state passes between loaders."""
     assert jax.device_count() == 4
-    eight = on_devices(8, steps=9, **OPTIONS)
-    begun = on_devices(8, steps=3, **OPTIONS)
+    eight = on_eight(steps=9, **OPTIONS)
+    begun = on_eight(steps=3, **OPTIONS)
     assert begun["batches"] == eight["batches"][:3]
     assert run(**OPTIONS)["shapes"] != eight["shapes"]
     on_four = run(state=begun["state"])
     assert on_four["batches"] == eight["batches"][3:6]
-    again = on_devices(8, state=on_four["state"], **OPTIONS)
+    again = on_eight(state=on_four["state"], **OPTIONS)
     assert (again["batches"], again["shapes"]) == (eight["batches"][6:], eight["shapes"])
     assert again["state"] == eight["state"]
 
 
-def test_rows_that_do_not_divide_need_a_dynamic_context():
+def test_rows_that_do_not_divide_need_a_dynamic_context(on_eight):
     four = run(steps=6, **OPTIONS)
     begun = run(**OPTIONS)
     assert any(Bucket.parse(shape).rows % 8 for shape in four["shapes"])
-    on_mesh = on_devices(8, state=begun["state"])
+    on_mesh = on_eight(state=begun["state"])
     assert "pipeline.DynamicContext(mesh)" in on_mesh["error"]
     assert "divides 4" in on_mesh["error"]
-    on_contexts = on_devices(8, state=begun["state"], dynamic=True)
+    on_contexts = on_eight(state=begun["state"], dynamic=True)
     assert on_contexts["batches"] == four["batches"][3:]
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_a_state_of_other_devices_is_refused_with_the_call_that_takes_it(dynamic):
-    begun = on_devices(8, dynamic=dynamic, **OPTIONS)
+def test_a_state_of_other_devices_is_refused_with_the_call_that_takes_it(on_eight, dynamic):
+    begun = on_eight(dynamic=dynamic, **OPTIONS)
     refused = run(restored=begun["state"], dynamic=dynamic, **OPTIONS)["error"]
     assert "fitted to 4 devices, and those of the state to 8" in refused
     assert "load(…, state=state)" in refused

@@ -67,16 +67,22 @@ def value_and_gradients(q, k, v, g, q_ids, kv_ids, _blocks=None, *, implementati
     return out, *pull_back(g)
 
 
+@partial(jax.jit, static_argnames=("causal", "window"))
+def dense(*arrays, **options):
+    """The same of dense attention, which no test changes: traced once for all of them."""
+    return value_and_gradients.__wrapped__(*arrays, implementation="dense", **options)
+
+
 def assert_equals_dense(
     name, q_ids, kv_ids=None, dtype="float32", tolerance=1e-5, heads=4, _blocks=None, **order
 ):
     inputs = arrays(q_ids, q_ids if kv_ids is None else kv_ids, heads=heads, dtype=dtype)
     exact = [np.asarray(x, np.float32) for x in inputs]
-    dense = value_and_gradients(*exact, q_ids, kv_ids, **order, implementation="dense")
+    due = dense(*exact, q_ids, kv_ids, **order)
     order |= {"implementation": name, "_blocks": _blocks}
     found = value_and_gradients(*inputs, q_ids, kv_ids, **order)
     assert found[0].dtype == jnp.dtype(dtype)
-    for what, a, b in zip(("output", "dq", "dk", "dv"), found, dense, strict=True):
+    for what, a, b in zip(("output", "dq", "dk", "dv"), found, due, strict=True):
         a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
         error = np.abs(a - b).max() / max(1, np.abs(b).max())
         assert error < tolerance, f"{what} is off by {error:.1e}"
@@ -107,6 +113,25 @@ def test_blocked_equals_dense(causal, window, dtype, tolerance, small_blocks):
 def test_kernels_equal_dense(implementation, causal, window):
     ids = packed_ids(150, np.random.default_rng(1))
     assert_equals_dense(implementation, ids, causal=causal, window=window)
+
+
+@pytest.mark.skipif(not splash_available(), reason=TOKAMAX)
+@pytest.mark.parametrize(("causal", "window"), ORDERS)
+def test_tokamax_is_told_that_order_is_causal(causal, window, monkeypatch):
+    """Its backward pass leaves out later tiles then, and not for ends that say the same."""
+    from tokamax._src.ops.attention import api
+
+    masks, kernel = [], api.IMPLEMENTATIONS["xla"]
+
+    def attend(q, k, v, *, mask):
+        masks.append(mask)
+        return kernel(q, k, v, mask=mask)
+
+    monkeypatch.setattr(api, "IMPLEMENTATIONS", {"xla": attend})
+    ids = packed_ids(90, np.random.default_rng(1))
+    assert_equals_dense("tokamax", ids, causal=causal, window=window)
+    (mask,) = masks
+    assert (mask.is_causal, mask.k_end is None) == (causal, causal)
 
 
 @pytest.mark.parametrize("length", [1, 128, 300])
@@ -147,20 +172,26 @@ def test_a_segment_changes_nothing_in_another(implementation):
     ids = np.repeat([1, 2, 3, 4, 0], [40, 3, 70, 30, 7])[None].astype(np.int32)
     inputs = arrays(ids, ids)
     elsewhere = ids[0] != 3
-    changed = [x.at[0, ~elsewhere].set(rng.normal(size=x[0, ~elsewhere].shape)) for x in inputs]
+    changed = [np.array(x) for x in inputs]
+    for x in changed:
+        x[0, ~elsewhere] = rng.normal(size=x[0, ~elsewhere].shape)
     before = value_and_gradients(*inputs, ids, None, implementation=implementation)
     after = value_and_gradients(*changed, ids, None, implementation=implementation)
-    for a, b in zip(before, after, strict=True):
+    for a, b in zip(*map(jax.device_get, (before, after)), strict=True):
         np.testing.assert_array_equal(a[0, elsewhere], b[0, elsewhere])
         assert (a[0, ~elsewhere] != b[0, ~elsewhere]).any()
 
 
 @pytest.mark.parametrize("adjoining", [False, True])
 def test_work_grows_with_segments_not_with_the_square_of_the_row(adjoining):
-    def steps(length):
+    @partial(jax.jit, static_argnums=0)
+    def needed(length):
         ids = jnp.arange(length)[None] // 100 + 1
         visible = by_segment(ids, ids) if adjoining else causal_until(segment_ends(ids))
-        return int(blocked.needed_blocks(visible, adjoining=adjoining)[1].sum())
+        return blocked.needed_blocks(visible, adjoining=adjoining)[1].sum()
+
+    def steps(length):
+        return int(needed(length))
 
     assert steps(4096) == pytest.approx(2 * steps(2048), rel=0.05)
     assert steps(4096) < 3 * 4096 / 128
@@ -258,7 +289,7 @@ def test_parts_of_queries_see_the_keys_of_whole_rows(
     ids = packed_ids(264, np.random.default_rng(1))
     inputs = arrays(ids, ids)
     options = {"causal": causal, "window": window}
-    expected = value_and_gradients(*inputs, ids, None, implementation="dense", **options)
+    expected = dense(*inputs, ids, None, **options)
     columns = column_order(order, 264, 2)
     positions = np.broadcast_to(np.arange(264), ids.shape)[:, columns]
     with jax.set_mesh(mesh_of(data=2, context=2)):
@@ -307,7 +338,8 @@ _leave.defvjp(
 class Packed(types.SimpleNamespace):
     """What cuDNN's packed layout is said to compute; NaN where nothing is written.
 
-    Each place of `seqlen` is a segment, which begins at its offset and attends to itself alone.
+    A row follows the row before it. The offsets of all rows that are not negative are paired, in
+    order, with the sizes that are not negative. Each pair is a segment, which attends to itself.
     """
 
     class MaskType:
@@ -328,25 +360,34 @@ class Packed(types.SimpleNamespace):
         }
         causal = mask_type == Packed.MaskType.PADDING_CAUSAL
         assert sliding_window_length is None or causal
-        rows, columns = jnp.arange(L), jnp.arange(S)
-        seen, own = jnp.zeros((B, L, S), bool), jnp.zeros((B, L), bool)
-        others = jnp.zeros((B, S), bool)
-        for place in range(places):
-            at, to = (x[:, place, None] for x in (q_offsets, kv_offsets))
-            q_in = (rows >= at) & (rows < at + q_seqlen[:, place, None])
-            k_in = (columns >= to) & (columns < to + kv_seqlen[:, place, None])
-            distance = (rows - at)[:, :, None] - (columns - to)[:, None]
-            near = distance < (sliding_window_length or L + S)
-            seen |= q_in[:, :, None] & k_in[:, None] & near & ((distance >= 0) | (not causal))
+        q_sizes, kv_sizes = _in_line(q_seqlen, 0, 0), _in_line(kv_seqlen, 0, 0)
+        q_begins, kv_begins = _in_line(q_offsets, L, B * L), _in_line(kv_offsets, S, B * S)
+        rows, columns = jnp.arange(B * L), jnp.arange(B * S)
+        seen, own = jnp.zeros((B * L, B * S), bool), jnp.zeros(B * L, bool)
+        others = jnp.zeros(B * S, bool)
+        for place in range(B * places):
+            at, to = q_begins[place], kv_begins[place]
+            q_in = (rows >= at) & (rows < at + q_sizes[place])
+            k_in = (columns >= to) & (columns < to + kv_sizes[place])
+            distance = (rows - at)[:, None] - (columns - to)
+            near = distance < (sliding_window_length or B * (L + S))
+            seen |= q_in[:, None] & k_in & near & ((distance >= 0) | (not causal))
             own, others = own | q_in, others | k_in
-        q = _leave(q, own[:, :, None, None])
-        k, v = (_leave(x, others[:, :, None, None]) for x in (k, v))
+        q, k, v = (x.reshape(-1, N, x.shape[-1]) for x in (q, k, v))
+        q = _leave(q, own[:, None, None])
+        k, v = (_leave(x, others[:, None, None]) for x in (k, v))
         q, k, v = (jnp.nan_to_num(x) for x in (q, k, v))
-        scores = jnp.einsum("BLNK,BSNK->BNLS", q, k) * scale
-        weights = jax.nn.softmax(jnp.where(seen[:, None], scores, -1e30), axis=-1)
-        weights = jnp.where(seen[:, None], weights, 0)
-        out = jnp.einsum("BNLS,BSNK->BLNK", weights, v)
-        return jnp.where(own[:, :, None, None], out, jnp.nan)
+        scores = jnp.einsum("LNK,SNK->NLS", q, k) * scale
+        weights = jax.nn.softmax(jnp.where(seen, scores, -1e30), axis=-1)
+        weights = jnp.where(seen, weights, 0)
+        out = jnp.einsum("NLS,SNK->LNK", weights, v)
+        return jnp.where(own[:, None, None], out, jnp.nan).reshape(B, L, N, -1)
+
+
+def _in_line(x, length, rest):
+    """All entries that are not negative, counted over rows of a length, then `rest`."""
+    moved = jnp.where(x < 0, x, x + length * jnp.arange(len(x))[:, None]).ravel()
+    return jnp.where(jnp.sort(moved < 0), rest, moved[jnp.argsort(moved < 0, stable=True)])
 
 
 def offsets_of(ids, most):
@@ -360,8 +401,12 @@ def offsets_of(ids, most):
 
 
 PACKED = {
-    "packed": [[1] * 9 + [2] * 7 + [3] * 4, [1] * 3 + [2] * 10 + [0] * 7, [0] * 20],
-    "padding after each segment": [[1] * 5 + [0] * 3 + [2] * 8 + [3] * 2 + [0] * 2],
+    "packed": [
+        [1] * 9 + [2] * 7 + [3] * 4,
+        [1] * 3 + [2] * 10 + [0] * 7,
+        [0] * 20,
+        [1] * 5 + [0] * 3 + [2] * 8 + [3] * 2 + [0] * 2,  # padding after each segment
+    ],
     "one segment": [[1] * 20, [1] * 12 + [0] * 8],
 }
 
@@ -374,7 +419,7 @@ def test_offsets_ask_cudnn_for_each_segment_alone(axes, rows, causal, window, mo
     ids = np.array(PACKED[rows], np.int32)
     offsets = offsets_of(ids, int(ids.max()))
     inputs, options = arrays(ids, ids), {"causal": causal, "window": window}
-    expected = value_and_gradients(*inputs, ids, None, implementation="dense", **options)
+    expected = dense(*inputs, ids, None, **options)
     with jax.set_mesh(mesh_of(**axes)):
         found = value_and_gradients(
             *inputs, ids, None, segment_offsets=offsets, implementation="cudnn_packed", **options
@@ -493,6 +538,32 @@ def test_jax_makes_the_packed_program_that_is_asked_of_cudnn(
     assert not nvidia._find_flaw_of_version("cudnn_packed")
 
 
+def test_jax_pairs_the_sizes_of_all_rows_with_their_offsets(monkeypatch):
+    ids = np.array([*PACKED["packed"], *PACKED["one segment"]], np.int32)
+    asked = {}
+
+    def attend(q, k, v, **options):
+        asked.update(options)
+        return q
+
+    fused = nvidia._fused_attention()
+    monkeypatch.setattr(fused, "dot_product_attention", attend)
+    q = jnp.ones((*ids.shape, 2, 8), jnp.bfloat16)
+    both = jnp.asarray(offsets_of(ids, 3))
+    nvidia.packed_attention(q, q, q, jnp.asarray(ids), jnp.asarray(ids), both, both, True, None)
+    names = "q_seqlen", "kv_seqlen", "q_offsets", "kv_offsets"
+    *sizes, starts, others = fused._fix_seqlen_offsets(*(asked[name] for name in names), q, q)
+    line = ids.ravel()
+    begins = np.flatnonzero((line > 0) & (np.diff(ids, axis=1, prepend=0).ravel() != 0))
+    lengths = [np.count_nonzero(row == s) for row in ids for s in range(1, row.max() + 1)]
+    for found in sizes:
+        np.testing.assert_array_equal(found.ravel()[: len(lengths)], lengths)
+        assert not found.ravel()[len(lengths) :].any()
+    for found in (starts, others):  # in elements
+        np.testing.assert_array_equal(found.ravel()[: len(begins)], begins * 2 * 8)
+        assert (found.ravel()[len(begins) :] == ids.size * 2 * 8).all()
+
+
 @pytest.mark.parametrize(("causal", "window"), ORDERS)
 @pytest.mark.parametrize("implementation", SPLASH)
 def test_splash_is_a_kernel_of_tpus_forward_and_backward(
@@ -504,6 +575,23 @@ def test_splash_is_a_kernel_of_tpus_forward_and_backward(
         return splash.splash_attention(q, k, v, ids, ids, causal, window)
 
     assert lowered(attend, "tpu", 256, (2, 256)).count("@tpu_custom_call") >= 2
+
+
+@pytest.mark.parametrize("implementation", SPLASH)
+@pytest.mark.parametrize(
+    "sizes", [{"fsdp": 2}, {"data": 2, "tensor": 2}, {"data": 2, "context": 2}, {"data": 4}]
+)
+def test_splash_is_lowered_for_tpus_on_any_mesh(sizes, implementation, monkeypatch):
+    """A kernel needs all axes of the mesh to be manual: those of size 1, and without use, too."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+
+    def attend(q, k, v, ids, positions):
+        return make_attention(ids, positions=positions, implementation="splash")(q, k, v)
+
+    axes = dict.fromkeys(("context", "data", "fsdp", "tensor"), 1) | sizes
+    with jax.set_mesh(mesh_of(**axes)):
+        program = lowered(attend, "tpu", 256, (2, 256), (2, 256))
+    assert program.count("@tpu_custom_call") >= 2
 
 
 def test_splash_of_parts_of_rows_is_a_kernel_of_tpus(monkeypatch):
@@ -578,7 +666,7 @@ def test_a_kernel_that_cannot_be_used_is_replaced_and_a_warning_says_so_once(
 @pytest.mark.parametrize(
     ("platform", "length", "chosen", "faster"),
     [
-        ("gpu", 2048, "cudnn", "'cudnn_packed' and 'tokamax' skip other segments"),
+        ("gpu", 2048, "cudnn", "'cudnn_packed' skips other segments, 'tokamax' in the forward"),
         ("gpu", 32_768, "blocked", "benchmarks/accelerator.py measures them"),
         ("tpu", 2048, "splash", ""),
         ("tpu", 256, "dense", ""),

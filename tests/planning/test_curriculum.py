@@ -87,7 +87,7 @@ def test_a_change_in_a_cycle_begins_with_the_short_rows_that_are_left():
 # ---- by definition: the plan without a curriculum, sorted cycle by cycle
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(
     st.integers(0, 9),
     st.integers(1, 9),
@@ -116,7 +116,7 @@ def cycle_of(plan, cycles):
     return round(per_step * total), cycles
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(st.integers(0, 5), st.integers(1, 4), st.integers(0, 3), st.integers(0, 3))
 def test_so_are_those_of_a_mixture(seed, cycles, prose, chat):
     weights = {"code": 2, "prose": prose, "chat": chat}

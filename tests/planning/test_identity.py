@@ -1,5 +1,6 @@
 """Equal fingerprints mean equal batches, whatever one thing is another."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -7,8 +8,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pipeline import Bucket, Plan
 from pipeline.errors import UserError
@@ -137,19 +136,18 @@ DIFFERENCES = {
 
 
 @pytest.mark.parametrize("difference", DIFFERENCES)
-@settings(max_examples=12)
-@given(st.integers(0, 999), st.sampled_from([1, 2]), st.integers(0, 2))
-def test_plans_of_one_fingerprint_have_the_same_batches(difference, seed, sides, several):
-    one, two = case(seed, sides, several), case(seed, sides, several)
-    DIFFERENCES[difference](two)
-    try:
-        plan, changed = make(one), make(two)
-    except UserError:  # not for such corpora
-        return
-    if plan.fingerprint == changed.fingerprint:
-        assert digests(plan, STEPS) == digests(changed, STEPS)
-        names = [plan.batch(step).sources for step in STEPS]
-        assert names == [changed.batch(step).sources for step in STEPS]
+def test_plans_of_one_fingerprint_have_the_same_batches(difference):
+    for seed, (sides, several) in enumerate(itertools.product((1, 2), (0, 1, 2))):
+        one, two = case(seed, sides, several), case(seed, sides, several)
+        DIFFERENCES[difference](two)
+        try:
+            plan, changed = make(one), make(two)
+        except UserError:  # not for such corpora
+            continue
+        if plan.fingerprint == changed.fingerprint:
+            assert digests(plan, STEPS) == digests(changed, STEPS)
+            names = [plan.batch(step).sources for step in STEPS]
+            assert names == [changed.batch(step).sources for step in STEPS]
 
 
 # Mixtures whose sums of positions end in a half, which another order of additions rounds elsewhere.

@@ -17,9 +17,9 @@ def variables(text, programs="programs"):
     }
 
 
-def start(text, workdir, program="train.py"):
+def start(text, workdir, program="train.py", config=(CONFIG,)):
     """Starts the program; one device, as on a user's machine."""
-    command = [program, CONFIG, f"--workdir={workdir}"]
+    command = [program, *config, f"--workdir={workdir}"]
     return _group([command], text, text.parent, "programs")
 
 

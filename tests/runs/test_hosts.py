@@ -52,7 +52,7 @@ def answers(once):
 
 def ask(folder):
     rng = np.random.default_rng(0)
-    sizes = np.clip(rng.lognormal(2.7, 0.8, 150), 2, 60).astype(int)
+    sizes = np.clip(rng.lognormal(2.7, 0.8, 80), 2, 60).astype(int)
     sides = [[rng.integers(1, 99, n + more).astype(np.int32) for n in sizes] for more in (0, 3)]
     pipeline.Corpus.from_arrays(sides[0], folder / "corpus", vocab_size=99)
     pipeline.Pairs.from_arrays(*sides, folder / "pairs", vocab_size=99)

@@ -78,9 +78,7 @@ def test_a_signal_saves_leaves_with_its_status_and_the_next_start_continues_bit_
     for name in ("plans.json", "losses/000000001-000000004-0a.arrow"):  # as if killed later
         file = tmp_path / name
         (file.parent / f".{file.name}.{'0' * 32}.tmp").write_text("{")
-    done = call(sys.executable, "train.py", f"--workdir={tmp_path}", **variables(text))
-    output = done.stdout + done.stderr
-    assert done.returncode == 0, output  # it knows its config
+    (output,) = start(text, tmp_path, config=()).end_with(0)  # it knows its config
     assert kept
     assert kept == set((text.parent / "programs").glob("*_step-*"))  # nothing is compiled anew
     assert "resumed: step" in output

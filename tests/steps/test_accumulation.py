@@ -1,5 +1,6 @@
 """Updates of several batches: as if the batches were one, also across checkpoints."""
 
+import functools
 import signal
 
 import jax
@@ -209,8 +210,9 @@ def test_steps_and_masks_promote_neither_dtypes_nor_ranks_implicitly():
         for options in ({}, {"accumulated": 2}, {"most_segments": 2}, {"loss_scale": 8.0}):
             init, train_step = make_train_step(loss, optax.sgd(1.0), **options)
             state = init(jnp.ones((), jnp.bfloat16))
+            compiled = jax.jit(functools.partial(train_step, microbatches=2))
             for _ in range(2):
-                state, values = train_step(state, batch, microbatches=2)
+                state, values = compiled(state, batch)
             assert values["finite"]
 
 
