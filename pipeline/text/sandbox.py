@@ -6,7 +6,7 @@ import functools
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pipeline.errors import InvalidValue, NotInstalled, require
@@ -15,8 +15,11 @@ from pipeline.text.regions import BEGIN, END
 # A template may run for so many seconds, and no text in it may have more characters.
 SECONDS, LARGEST = 20, 1 << 26
 
-# Methods of texts whose result may be much longer than they are.
-WIDENING = ("ljust", "rjust", "center", "zfill", "replace", "join", "expandtabs", "format")
+# Methods whose result is as long as their argument says.
+WIDENING = ("ljust", "rjust", "center", "zfill", "expandtabs", "to_bytes")
+
+# Filters that count as far as their argument says, and the most that it may be, as for `range`.
+COUNTING, MOST = ("batch", "slice", "round"), 100_000
 
 # When the template that runs now has to end.
 _deadline: contextvars.ContextVar[float] = contextvars.ContextVar("deadline")
@@ -77,15 +80,28 @@ def _product(left: Any, right: Any) -> float:
     return _size(left) * _size(right) if sequences else 0
 
 
-def _require_small_widths(values: Any) -> None:
-    """Refuses widths among the arguments of a method or a filter that are very large."""
-    _require_small(max(map(_size, filter(_is_whole, values)), default=0))
+def _find_widest(values: Any) -> float:
+    """The largest of the whole numbers among the arguments of a method or a filter."""
+    return max(map(_size, filter(_is_whole, values)), default=0)
 
 
-def _require_short_format(text: Any) -> None:
-    """Refuses a format whose fields are very wide."""
+def _require_short_format(text: Any, values: Any) -> None:
+    """Refuses a format whose fields are very wide, by its text, or by values that are widths."""
     if isinstance(text, str):
         _require_small(max(map(int, re.findall(r"\d{1,18}", text)), default=0))
+        if "*" in text or re.search(r"\{[^}]*\{", text):
+            entries = [
+                entry for value in values if isinstance(value, dict) for entry in value.values()
+            ]
+            _require_small(_find_widest([*values, *entries]))
+
+
+def _require_small_join(separator: Any, items: Any) -> list[Any]:
+    """The items as a list, after refusing those that make a long text with a separator."""
+    items = [*items]
+    lengths = (len(item) if hasattr(item, "__len__") else 1 for item in items)
+    _require_small(sum(lengths) + _size(separator) * len(items))
+    return items
 
 
 def _bound_filter(function: Any) -> Any:
@@ -96,12 +112,35 @@ def _bound_filter(function: Any) -> Any:
         values = [
             value for value in (*arguments, *options.values()) if isinstance(value, str | int)
         ]
-        _require_small_widths(values)
         if values and function.__name__ == "do_format":
-            _require_short_format(values[0])
+            _require_short_format(values[0], values[1:])
+        else:
+            _require_small(_find_widest(values))
         if function.__name__ == "do_replace":
             _require_small(_product(values[0], values[-1]))
         return function(*arguments, **options)
+
+    return call
+
+
+def _bound_count(function: Any) -> Any:
+    """A filter whose count, which comes after its value, is bounded."""
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **options: Any) -> Any:
+        if _find_widest((*arguments[1:], *options.values())) > MOST:
+            raise InvalidValue(f"it counts beyond {MOST:,}; correct it")
+        return function(*arguments, **options)
+
+    return call
+
+
+def _bound_join(function: Any) -> Any:
+    """The filter that joins items, whose text is bounded."""
+
+    @functools.wraps(function)
+    def call(context: Any, value: Any, d: str = "", attribute: Any = None) -> Any:
+        return function(context, _require_small_join(d, value), d, attribute)
 
     return call
 
@@ -112,9 +151,11 @@ def _tick(context: Any, value: None) -> None:
 
 
 def _concatenate(context: Any, *values: Any) -> str:
-    texts = [*map(str, values)]
-    _require_small(sum(map(len, texts)))
-    return "".join(texts)
+    return _concat(map(str, values))
+
+
+def _concat(texts: Iterable[str]) -> str:
+    return "".join(_require_small_join("", texts))
 
 
 def _as_json(
@@ -125,6 +166,8 @@ def _as_json(
     sort_keys: bool = False,
 ) -> str:
     """JSON as transformers spells it."""
+    if _find_widest([indent]) > MOST:
+        raise InvalidValue(f"it indents JSON beyond {MOST:,}; correct it")
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -163,6 +206,7 @@ def _environment() -> Any:
         """Refuses what is unsafe at once, rather than giving it the value of a missing name."""
 
         intercepted_binops = frozenset(["+", "*", "**", "%"])
+        concat = staticmethod(_concat)  # of blocks, macros and what is set to a block
 
         def unsafe_undefined(self, obj: Any, attribute: str) -> Any:
             raise sandbox.SecurityError(f"{attribute!r} of {type(obj).__name__!r} is unsafe")
@@ -174,21 +218,23 @@ def _environment() -> Any:
                     return left + right
                 _require_small(_size(left) + _size(right) if isinstance(left, list) else 0)
             elif operator == "%":
-                _require_short_format(left)
+                _require_short_format(left, right if isinstance(right, tuple) else [right])
             else:
                 bits = _size(right) * (left.bit_length() if _is_whole(left) else 1)
                 _require_small(bits if operator == "**" else _product(left, right))
             return super().call_binop(context, operator, left, right)
 
         def call(self, context: Any, function: Any, *arguments: Any, **options: Any) -> Any:
-            if (name := getattr(function, "__name__", "")) in WIDENING:
-                values = (*arguments, *options.values())
-                _require_small_widths(values)
-                text = getattr(getattr(function, "__wrapped__", function), "__self__", None)
-                if name == "format":
-                    _require_short_format(text)
-                elif name in ("replace", "join"):
-                    _require_small(_product(text, values[-1] if values else ""))
+            name, values = getattr(function, "__name__", ""), (*arguments, *options.values())
+            text = getattr(getattr(function, "__wrapped__", function), "__self__", None)
+            if name in WIDENING:
+                _require_small(_find_widest(values))
+            elif name in ("format", "format_map"):
+                _require_short_format(text, values)
+            elif name == "replace":
+                _require_small(_product(text, values[-1] if values else ""))
+            elif name == "join" and len(arguments) == 1:
+                arguments = (_require_small_join(text, arguments[0]),)
             return super().call(context, function, *arguments, **options)
 
     environment = Sandbox(
@@ -196,6 +242,11 @@ def _environment() -> Any:
     )
     for name in ("center", "format", "indent", "replace"):
         environment.filters[name] = _bound_filter(environment.filters[name])
+    for name in COUNTING:
+        environment.filters[name] = _bound_count(environment.filters[name])
+    environment.filters["join"] = _bound_join(environment.filters["join"])
+    # Their results differ each time, so that a corpus could not be made again.
+    del environment.filters["random"], environment.globals["lipsum"]
     # Filters that get the context are not computed when a template is compiled.
     environment.filters["tick"] = jinja2.pass_context(_tick)
     environment.filters["concatenate"] = jinja2.pass_context(_concatenate)

@@ -30,8 +30,9 @@ ENDLESS = "have an answer that ends without a special token, so a model does not
 class Jinja:
     """The chat template of a Hugging Face tokenizer, with the loss on the text of the assistant.
 
-    The template runs in a sandbox, without files. Special tokens that it puts there are parsed;
-    those in the text of a record stay text. The text to learn is inside `{% generation %}`, if the
+    The template runs in a sandbox, without files, and without what differs each time, such as the
+    filter `random`. Special tokens that it puts there are parsed; those in the text of a record
+    stay text. The text to learn is inside `{% generation %}`, if the
     template has that. If not, an answer is what follows its prompt in the text of the whole chat,
     with the mark that ends it; `prepare` counts answers that the template spells otherwise while
     they are the last. Marks that the template looks for in an answer, such as `</think>`, are
