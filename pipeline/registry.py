@@ -47,8 +47,8 @@ KINDS: dict[str, dict[str, str]] = {
         "text": "pipeline.text.sources.lines:TextFiles",
         "jsonl": "pipeline.text.sources.lines:JsonLines",
         "csv": "pipeline.text.sources.csv_files:Csv",
-        "parquet": "pipeline.text.sources.tables:ParquetFiles",
-        "arrow": "pipeline.text.sources.tables:ArrowFiles",
+        "parquet": "pipeline.text.sources.parquet_files:ParquetFiles",
+        "arrow": "pipeline.text.sources.arrow_files:ArrowFiles",
     },
     "tokens": {
         "arrow": "pipeline.corpus.tokens.arrow:arrow",

@@ -17,6 +17,7 @@ from pipeline.history import RunLog
 from pipeline.history.metrics_files import read_past
 from pipeline.history.progress import Progress
 from pipeline.planning.planned import PlannedBatch
+from pipeline.report import format_summary
 from pipeline.steps import CompileLog
 from trainer.checkpoint import Saved
 from trainer.config import as_json
@@ -132,11 +133,11 @@ class TrainingLog(contextlib.ExitStack):
         """Logs the summary of the run after some steps, and writes it to `summary.json`."""
         self.flush()
         self._stats.seconds = self._clock.seconds()
-        text = json.dumps(self._stats.summary(steps, self._log.evaluations), indent=1)
+        summary = self._stats.summary(steps, self._log.evaluations)
         if jax.process_index() == 0:
             with atomic_write(self._workdir / SUMMARY) as file:
-                file.write(f"{text}\n".encode())
-        logger.info("%s", text)
+                file.write(f"{json.dumps(summary, indent=1)}\n".encode())
+        logger.info("summary of the run:\n%s", format_summary(summary))
 
     def _measure(
         self, step: int, planned: PlannedBatch, values: Mapping[str, float]

@@ -72,7 +72,7 @@ def _by_side(text: str, kind: Callable[[str], float] = _whole) -> Any:
     """A number, or numbers by side: `inputs=4096,patches=8192`."""
     if "=" not in text:
         return kind(text)
-    sides = (each.partition("=") for each in text.split(","))
+    sides = (side.partition("=") for side in text.split(","))
     return {name.strip(): kind(value) for name, _, value in sides}
 
 
@@ -106,19 +106,19 @@ class _Once(argparse.Action):
     """Keeps the value of a flag, which may be given once, since the last would win silently."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option: Any = None) -> None:
-        given = vars(namespace).setdefault("given", set())
-        if option and self.dest in given:
+        seen = vars(namespace).setdefault("seen", set())
+        if option and self.dest in seen:
             raise argparse.ArgumentError(self, "it is given twice; remove one of the two")
-        given.add(self.dest)
+        seen.add(self.dest)
         setattr(namespace, self.dest, values)
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The arguments of a command; ends Python with the usage of that command if they are wrong."""
-    given, unknown = parser().parse_known_args(arguments)
+    parsed, unknown = parser().parse_known_args(arguments)
     if unknown:
-        given.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    return given
+        parsed.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    return parsed
 
 
 def parser() -> argparse.ArgumentParser:
@@ -132,31 +132,31 @@ def parser() -> argparse.ArgumentParser:
     whole.add_argument("--version", action="version", version=f"lockstep {pipeline.__version__}")
     commands = whole.add_subparsers(required=True, dest="command", metavar="COMMAND")
 
-    def add(name: str, about: str, more: str = "", given: str = "") -> Callable[..., Any]:
-        """Adds a command that may be `given` a dataset; returns its `add_argument`."""
+    def add(name: str, about: str, more: str = "", data: str = "") -> Callable[..., Any]:
+        """Adds a command, with the help of its dataset if it takes one; returns `add_argument`."""
         command = commands.add_parser(
             name,
             help=about,
             description=f"{about[0].upper()}{about[1:]}. {more}".strip(),
-            epilog=f"{given}\n\n{CODES}",
+            epilog=f"{data}\n\n{CODES}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         command.register("action", None, _Once)
         command.set_defaults(parser=command)
-        if given == TOKENS:
+        if not data:
+            return command.add_argument
+        if data == TOKENS:
             command.add_argument("data", help="a corpus, a run, or a config; see below")
-        elif given:
+        else:
             command.add_argument("data", nargs="+", help="see below; several are one mixture")
-        if given:
-            _add_planning(command)
-        if given == LENGTHS:
+        _add_planning(command)
+        if data == LENGTHS:
             about = "DATA are files of lengths: .npy arrays, or .json that maps length to count"
             command.add_argument("--lengths", action="store_true", help=about)
-        if given:
-            command.add_argument("--tokens", nargs="+", metavar=("FORMAT", "NAME=VALUE"), help=IN)
+        command.add_argument("--tokens", nargs="+", metavar=("FORMAT", "NAME=VALUE"), help=IN)
         return command.add_argument
 
-    flag = add("report", "what padding costs on this data, and what Lockstep saves", given=LENGTHS)
+    flag = add("report", "what padding costs on this data, and what Lockstep saves", data=LENGTHS)
     flag("--html", metavar="FILE", help="write one page with plots, for a browser")
     flag("--json", metavar="FILE", nargs="?", const="-", help="write figures; or print them")
 

@@ -43,18 +43,18 @@ def check_corpus(corpus: AnyCorpus, report: Callable[[str], None]) -> None:
 def _check_vocabulary(corpus: Corpus | InPlace, report: Callable[[str], None]) -> None:
     lengths = corpus.lengths.astype(np.int64)
     limit = (1 << 31) if corpus.vocab_size is None else corpus.vocab_size
-    low, high, every = limit, -1, np.arange(len(lengths))
-    for mine, fields in corpus.read_blocks(every, 0 * every, lengths):
+    low, high, examples = limit, -1, np.arange(len(lengths))
+    for block, fields in corpus.read_blocks(examples, 0 * examples, lengths):
         for name, ids in fields.items():
             if not len(ids) or name == "loss_weights":
                 continue
             low, high = min(low, int(ids.min())), max(high, int(ids.max()))
             if low < 0 or high >= limit:
-                where = int(np.flatnonzero((ids < 0) | (ids >= limit))[0])
-                ends = np.cumsum(lengths[mine])
-                example = mine.start + int(np.searchsorted(ends, where, side="right"))
+                at = int(np.flatnonzero((ids < 0) | (ids >= limit))[0])
+                ends = np.cumsum(lengths[block])
+                example = block.start + int(np.searchsorted(ends, at, side="right"))
                 raise InvalidValue(
-                    f"{name} of example {example:,} holds the id {int(ids[where])}; ids must be "
+                    f"{name} of example {example:,} holds the id {int(ids[at])}; ids must be "
                     f"from 0 to {limit - 1:,}; prepare the corpus again with a tokenizer of that "
                     "vocabulary"
                 )
@@ -66,9 +66,9 @@ def _check_vocabulary(corpus: Corpus | InPlace, report: Callable[[str], None]) -
 def check_duplicates(corpus: AnyCorpus, report: Callable[[str], None]) -> None:
     """Tells `report` how many examples are exact copies of earlier ones, which is not an error."""
     hint = "; pipeline.corpus.duplicates(corpus), given as exclude, leaves them out of a plan"
-    found = len(duplicates(corpus))
-    said = f"{found:,} of {counted(len(corpus), 'example')}, exact copies of earlier ones"
-    report(f"duplicates: {said}{hint if found else ''}")
+    copies = len(duplicates(corpus))
+    counts = f"{copies:,} of {counted(len(corpus), 'example')}, exact copies of earlier ones"
+    report(f"duplicates: {counts}{hint if copies else ''}")
 
 
 def check_plan(plan: Plan, epoch: int, report: Callable[[str], None]) -> None:

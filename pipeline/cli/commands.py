@@ -33,14 +33,14 @@ def _open(arguments: argparse.Namespace, *, tokens: bool = False) -> tuple[Any, 
     from pipeline.report import Options, from_corpus, from_run, open_dataset, read_run
 
     paths = [arguments.data] if isinstance(arguments.data, str) else arguments.data
-    options = {name: getattr(arguments, name) for name, _, _ in PLANNING}
-    given = {name: value for name, value in options.items() if value is not None}
+    flags = {name: getattr(arguments, name) for name, _, _ in PLANNING}
+    flags = {name: value for name, value in flags.items() if value is not None}
     workdir = as_path(paths[0])
     configs = [path for path in paths if _is_config(path)]
     if len(paths) == 1 and (workdir / NAME).exists():
-        if given:
+        if flags:
             raise InvalidState(
-                f"{', '.join('--' + name.replace('_', '-') for name in given)} cannot change the "
+                f"{', '.join('--' + name.replace('_', '-') for name in flags)} cannot change the "
                 f"plan of the run in {paths[0]}; remove the options, or give the corpus"
             )
         corpus, plan = read_history(workdir)
@@ -65,7 +65,7 @@ def _open(arguments: argparse.Namespace, *, tokens: bool = False) -> tuple[Any, 
             f"{arguments.command} needs a corpus with its tokens, not {dataset.name}; "
             "give the directory of one, the work directory of a run, or a config"
         )
-    return dataset, Options({**dataset.options, **given}).for_lengths(dataset.lengths)
+    return dataset, Options({**dataset.options, **flags}).for_lengths(dataset.lengths)
 
 
 def _is_config(path: str) -> bool:
@@ -220,37 +220,38 @@ def _write(path: str, content: bytes) -> None:
 
 
 COMMANDS = {
-    each.__name__: each for each in (report, buckets, show, check, audit, why, kinds, prepare)
+    command.__name__: command
+    for command in (report, buckets, show, check, audit, why, kinds, prepare)
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; returns its exit status."""
-    given = parse(arguments)
-    given.command_line = sys.argv[1:] if arguments is None else arguments
+def main(words: Sequence[str] | None = None) -> int:
+    """Runs a command of these words, or of those of the shell; returns its exit status."""
+    arguments = parse(words)
+    arguments.command_line = sys.argv[1:] if words is None else words
     if isinstance(sys.stdout, io.TextIOWrapper):  # whose encoding may be ASCII, as in a container
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        COMMANDS[given.command](given)
+        COMMANDS[arguments.command](arguments)
     except BrokenPipeError:  # `show | head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
-        kept = "; finished work is kept; run the same command to continue"
-        print(f"stopped{kept if given.command == 'prepare' else ''}", file=sys.stderr)
+        advice = "; finished work is kept; run the same command to continue"
+        print(f"stopped{advice if arguments.command == 'prepare' else ''}", file=sys.stderr)
         return 130
     except Damaged as error:
         print(f"wrong: {error}", file=sys.stderr)
         return DAMAGED
     except UserError as error:
-        print(f"error: {_name_flags(str(error), given)}", file=sys.stderr)
+        print(f"error: {_name_flags(str(error), arguments)}", file=sys.stderr)
         return WRONG
     return FINE
 
 
-def _name_flags(text: str, given: argparse.Namespace) -> str:
+def _name_flags(text: str, arguments: argparse.Namespace) -> str:
     """A message that names options as on the command line: `--field` instead of `field=`."""
-    usage = given.parser.format_usage()
-    for name in vars(given):
+    usage = arguments.parser.format_usage()
+    for name in vars(arguments):
         flag, ending = f"--{name.replace('_', '-')}", r"=(?=[\s,;]|$)"
         if "_" in name:  # which is not an English word
             ending += r"|(?![\w/-]|\.\w)"

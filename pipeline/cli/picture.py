@@ -36,14 +36,14 @@ def draw(shown: Shown, *, row: int | None = None) -> Picture:
     lengths = [bucket.length for _, bucket, _ in shown.sides]
     unit = (WIDTH - 2 * MARGIN - GAP * (len(lengths) - 1)) / sum(lengths)  # pixels of a position
     pitch = min(28, max(4, 1200 // len(rows)))  # pixels from row to row
-    parts = []
+    shapes = []
     for y, number in zip(itertools.count(TOP, pitch), rows):
         left = float(MARGIN)
         for side, length in enumerate(lengths):
-            parts.append(_rectangle("row", left, y, length * unit, pitch - 3))
+            shapes.append(_rectangle("row", left, y, length * unit, pitch - 3))
             for segment in shown.segments(number, side):
                 text = printable(shown.text(segment, side)).replace("\n", "⏎")
-                parts += _draw_segment(segment, text, left, y, unit, pitch - 3)
+                shapes += _draw_segment(segment, text, left, y, unit, pitch - 3)
             left += length * unit + GAP
     caption = (
         f"{shown.shape} positions · {counted(len(shown.planned.segments), 'segment')} · "
@@ -54,7 +54,7 @@ def draw(shown: Shown, *, row: int | None = None) -> Picture:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" '
         f'height="{height}" role="img" xml:space="preserve">\n<title>{caption}</title>\n'
         f'<style>{_style()}</style>\n<rect class="page" width="{WIDTH}" height="{height}" rx="6"/>'
-        f'\n<text class="caption" x="{MARGIN}" y="28">{caption}</text>\n' + "\n".join(parts) + "\n"
+        f'\n<text class="caption" x="{MARGIN}" y="28">{caption}</text>\n' + "\n".join(shapes) + "\n"
         "</svg>\n"
     )
 

@@ -38,9 +38,9 @@ def prepare_config(path: str, workdir: str | None) -> tuple[AnyCorpus, dict[str,
 
 def _import_trainer() -> Any:
     """The package `trainer` beside this one, or in the current directory: that of a checkout."""
-    for place in (pathlib.Path(__file__).resolve().parents[2], pathlib.Path.cwd()):
-        if (place / "trainer" / "corpora.py").exists() and os.fspath(place) not in sys.path:
-            sys.path.append(os.fspath(place))
+    for folder in (pathlib.Path(__file__).resolve().parents[2], pathlib.Path.cwd()):
+        if (folder / "trainer" / "corpora.py").exists() and os.fspath(folder) not in sys.path:
+            sys.path.append(os.fspath(folder))
     try:
         trainer = importlib.import_module("trainer")
     except ModuleNotFoundError as error:
@@ -76,8 +76,8 @@ def prepare_files(arguments: argparse.Namespace) -> str:
         if not kind and (form := recognise(name)):
             raise InvalidValue(f"{name} {describe_use(name, form)}")
     engine = _engine(arguments)
-    given = registry.find("records", kind, "--kind").read(options, "--kind") if kind else {}
-    source = sources.open_files(arguments.source, kind, **given)
+    values = registry.find("records", kind, "--kind").read(options, "--kind") if kind else {}
+    source = sources.open_files(arguments.source, kind, **values)
     columns = set() if arguments.template else source.names()
     if arguments.field not in columns and "input_ids" in columns:
         if source.in_place:
@@ -115,12 +115,12 @@ def prepare_files(arguments: argparse.Namespace) -> str:
 
 
 def _template(words: Sequence[str]) -> Template | None:
-    kind, *given = words
+    name, *options = words
     sys.path.append(os.getcwd())  # for MODULE:NAME
-    if ":" in kind:
-        return open_template({"kind": kind})
-    found = registry.find("templates", kind, "--template")
-    return open_template({"kind": kind, **found.read(given, "--template")})
+    if ":" in name:
+        return open_template({"kind": name})
+    kind = registry.find("templates", name, "--template")
+    return open_template({"kind": name, **kind.read(options, "--template")})
 
 
 def _engine(arguments: argparse.Namespace) -> Engine:
@@ -145,10 +145,11 @@ def _tokenizer_fields(arguments: argparse.Namespace) -> dict[str, Any]:
         if token and arguments.no_marks:
             raise InvalidValue(f"--{mark}-token is {token!r}, and --no-marks is given; remove one")
         fields |= {mark: token != "" and not arguments.no_marks, f"{mark}_token": token}
-    files = {each.name: getattr(each.make, "file", "") for each in registry.kinds("tokenizers")}
+    kinds = registry.kinds("tokenizers")
+    files = {kind.name: getattr(kind.make, "file", "") for kind in kinds}
     if name in files or not name:  # the last is refused
         return {"kind": name, "model": "", **fields}
-    ends = {kind: os.path.splitext(file)[1] for kind, file in files.items() if file}
-    kinds = [kind for kind, end in ends.items() if name.endswith(end)]
-    kinds += [kind for kind in ends if (as_path(name) / files[kind]).exists()]
-    return {"kind": next(iter(kinds), "sentencepiece"), "model": name, **fields}
+    endings = {kind: os.path.splitext(file)[1] for kind, file in files.items() if file}
+    matches = [kind for kind, ending in endings.items() if name.endswith(ending)]
+    matches += [kind for kind in endings if (as_path(name) / files[kind]).exists()]
+    return {"kind": next(iter(matches), "sentencepiece"), "model": name, **fields}

@@ -25,7 +25,7 @@ SHOWN = "decoder_inputs", "loss_weights"  # besides the fields of one word
 class Segment(NamedTuple):
     """A segment of a row, read back from the arrays of its batch.
 
-    `number` is its place among the segments of the row. `columns` are its first column and one past
+    `number` counts the segments of the row, from 0. `columns` are its first column and one past
     its last, `positions` its first and last position, and `fields` the token ids and `loss_weights`
     of its columns, by the name of the field.
     """
@@ -67,8 +67,8 @@ class Shown:
         epoch, self.bucket = self.planned.epoch, self.planned.bucket
         self.corpus, self.step = corpus, step
         batch = f"batch {step - plan.first_step(epoch):,} of {plan.num_batches(epoch):,}"
-        self.place = f"epoch {epoch}, {batch}"
-        length = " + ".join(f"{each:,}" for each in self.bucket.lengths)
+        self.position = f"epoch {epoch}, {batch}"
+        length = " + ".join(f"{length:,}" for length in self.bucket.lengths)
         self.shape = f"{counted(self.bucket.rows, 'row')} × {length}"
         costs = plan.options.cost
         real = weigh(self.planned.segments[:, 3:].sum(axis=0), costs)
@@ -77,8 +77,8 @@ class Shown:
         #: For each side: its name, bucket, and arrays.
         self.sides: list[tuple[str, Bucket, dict[str, np.ndarray]]] = []
         for number, ((name, reader), bucket) in enumerate(sides):
-            block = slice_of_process(bucket.shape, 0, 1)
-            arrays = collate_side(reader, self.planned, number, block, name=name)
+            rows = slice_of_process(bucket.shape, 0, 1)
+            arrays = collate_side(reader, self.planned, number, rows, name=name)
             self.sides.append((name, bucket, arrays))
 
     def rows(self, row: int | None = None) -> range:
@@ -93,18 +93,18 @@ class Shown:
     def segments(self, row: int, side: int = 0) -> list[Segment]:
         """The segments of a row, in order, on one side."""
         of_side, _, arrays = self.sides[side]
-        ids, positions = (arrays[f"{of_side}_{each}"][row] for each in ("segment_ids", "positions"))
+        ids, positions = arrays[f"{of_side}_segment_ids"][row], arrays[f"{of_side}_positions"][row]
         examples = self.planned.segments[self.planned.segments[:, 0] == row, 1]
         fields = {name: arrays[name][row] for name in arrays if "_" not in name or name in SHOWN}
         edges = np.flatnonzero(np.diff(ids, prepend=0, append=0))
-        in_row = []
+        segments = []
         for first, last in itertools.pairwise(edges.tolist()):
             if number := int(ids[first]):
                 between = int(positions[first]), int(positions[last - 1])
                 inside = {name: values[first:last] for name, values in fields.items()}
                 example = int(examples[number - 1])
-                in_row.append(Segment(number - 1, example, (first, last), between, inside))
-        return in_row
+                segments.append(Segment(number - 1, example, (first, last), between, inside))
+        return segments
 
     def text(self, segment: Segment, side: int = 0) -> str:
         """The text of a segment, or its ids without a tokenizer; ⟦ and ⟧ mark text with loss."""
@@ -116,8 +116,8 @@ class Shown:
             return self._decode(tokens)
         edges = [0, *(np.flatnonzero(np.diff(loss)) + 1).tolist(), len(loss)]
         runs = itertools.pairwise(edges)
-        parts = ((self._decode(tokens[first:last]), loss[first]) for first, last in runs)
-        return "".join(text.join(LOSS) if marked else text for text, marked in parts)
+        texts = ((self._decode(tokens[first:last]), loss[first]) for first, last in runs)
+        return "".join(text.join(LOSS) if has_loss else text for text, has_loss in texts)
 
     def _decode(self, tokens: np.ndarray) -> str:
         if self.corpus.tokenizer is None:
@@ -145,14 +145,14 @@ class Shown:
         real = self.planned.num_tokens
         learnt = [arrays for name, _, arrays in self.sides if name == self.corpus.loss]
         weights = sum(float(arrays["loss_weights"].sum()) for arrays in learnt)
-        yield f"step {self.step:,} ({self.place}), {self.shape} positions"
+        yield f"step {self.step:,} ({self.position}), {self.shape} positions"
         yield (
             f"{counted(len(self.planned.segments), 'segment')}, {counted(real, 'real position')}, "
             f"{self.padding:.2%} padding, weights {weights:,g}, digest {self.planned.digest}"
         )
         if self.planned.sources:
-            every = max(sum(self.planned.sources.values()), 1)
-            shares = [f"{name} {n / every:.1%}" for name, n in self.planned.sources.items()]
+            total = max(sum(self.planned.sources.values()), 1)
+            shares = [f"{name} {n / total:.1%}" for name, n in self.planned.sources.items()]
             yield f"of {', '.join(shares)}"
         for number in rows:
             yield ""
@@ -182,7 +182,7 @@ class Shown:
                 letter = by_id[at].name if counts else by_id[at].name.lower()
                 strip += _paint(letter * len(list(cell)), by_id[at], colour)
         yield f"{head}▕{strip}▏{tail}"
-        for segment in filter(lambda each: each.has_text, segments):
+        for segment in (segment for segment in segments if segment.has_text):
             first, last = segment.positions
             about = f"  {segment.name} example {segment.example:,}, positions {first:,} to {last:,}"
             if learns:

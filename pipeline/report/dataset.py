@@ -46,12 +46,12 @@ class Options(dict[str, Any]):
     (Bucket(rows=128, length=128),)
     """
 
-    def __init__(self, given: Mapping[str, Any]):
-        known = {"buckets", *FITTING, *PLANNING}
-        for name in given:
-            if name not in known:
-                raise InvalidValue(f"there is no option {suggest_option(name, known)}")
-        values = {name: value for name, value in given.items() if value is not None}
+    def __init__(self, options: Mapping[str, Any]):
+        names = {"buckets", *FITTING, *PLANNING}
+        for name in options:
+            if name not in names:
+                raise InvalidValue(f"there is no option {suggest_option(name, names)}")
+        values = {name: value for name, value in options.items() if value is not None}
         super().__init__(DEFAULTS | values)
 
     def replace(self, **changes) -> "Options":
@@ -133,43 +133,38 @@ def from_run(
     return dataclasses.replace(from_corpus(corpus, name, options), plan=plan, run=run)
 
 
-def from_lengths(name: str, lengths: np.ndarray) -> Dataset:
-    """The dataset of these lengths, without tokens."""
-    return Dataset(name, lengths)
-
-
 def open_dataset(paths: Sequence[str], *, lengths: bool = False) -> Dataset:
     """The dataset in `paths`; several paths are the sources of one mixture.
 
     A path is the directory of a corpus, or with `lengths`, a file of lengths: `.npy`, an integer
     array, or `.json`, an object that maps length to count.
     """
-    parts = [_open(path, lengths) for path in paths]
-    if len(parts) == 1:
-        return parts[0]
-    if len({part.side_names for part in parts}) > 1:
+    datasets = [_open(path, lengths) for path in paths]
+    if len(datasets) == 1:
+        return datasets[0]
+    if len({dataset.side_names for dataset in datasets}) > 1:
         raise InvalidValue("these have different sides, such as pairs and text; give one kind")
     return Dataset(
-        name=" + ".join(part.name for part in parts),
-        lengths=np.concatenate([part.lengths for part in parts]),
+        name=" + ".join(dataset.name for dataset in datasets),
+        lengths=np.concatenate([dataset.lengths for dataset in datasets]),
     )
 
 
 def _open(path: str, lengths: bool) -> Dataset:
-    place, name = as_path(path), path.rstrip("/")
+    location, name = as_path(path), path.rstrip("/")
     if lengths:
-        return from_lengths(name, _read_lengths(place))
-    if place.is_file() and (place.suffix in (".npy", ".json") or not recognise(path)):
+        return Dataset(name, _read_lengths(location))
+    if location.is_file() and (location.suffix in (".npy", ".json") or not recognise(path)):
         raise InvalidValue(
             f"{path} is a file; give the directory of a corpus, or a config (.py), or --lengths "
             "if it has the lengths of examples (.npy, or .json that maps length to count), or "
             "--tokens if it has tokens"
         )
     try:
-        return from_corpus(open_corpus(place), name)
+        return from_corpus(open_corpus(location), name)
     except Missing as error:
-        depths = (place.glob("*/" * depth + MANIFEST) for depth in (1, 2, 3))
-        if inside := [str(found.parent) for depth in depths for found in sorted(depth)]:
+        depths = (location.glob("*/" * depth + MANIFEST) for depth in (1, 2, 3))
+        if inside := [str(manifest.parent) for depth in depths for manifest in sorted(depth)]:
             raise Missing(
                 f"there is no corpus in {path} itself, but in {' and in '.join(inside)}; give one "
                 "of these"

@@ -116,11 +116,11 @@ def measure(
     return Figures(
         name=dataset.name,
         options={n: value for n, value in options.items() if n not in ("buckets", "exclude")},
-        sides=[measure_side(dataset, *each) for each in sides],
+        sides=[measure_side(dataset, *side) for side in sides],
         ran=dataset.plan is not None,
         run=dataset.run,
         plan=measure_epoch(plan, width, getattr(dataset.corpus, "trees", None)),
-        strategies=sorted(others + ours, key=lambda each: -each.work[attention]),
+        strategies=sorted(others + ours, key=lambda way: -way.work[attention]),
     )
 
 
@@ -141,8 +141,8 @@ def measure_side(dataset: Dataset, name: str, row: int) -> Side:
     exact = np.geomspace(1, max(int(sizes[-1]), 1) + 1, COLUMNS + 1)
     edges = np.unique(np.ceil(exact - 1e-9).astype(np.int64))
     columns = {
-        name: np.histogram(sizes, edges, weights=each)[0].tolist()
-        for name, each in (("examples", counts), ("tokens", counts * sizes))
+        name: np.histogram(sizes, edges, weights=weights)[0].tolist()
+        for name, weights in (("examples", counts), ("tokens", counts * sizes))
     }
     return Side(
         name=name,

@@ -9,6 +9,9 @@ from pipeline.report.run import Run
 from pipeline.report.strategies import BUCKETS, MOST_SHAPES, Strategy
 from pipeline.report.tiers import TIERS
 
+# Of the columns that compare ways to make batches.
+HEADINGS = ("padding", "shapes", "batches", "on hosts", "cut", "work, dense", "work, segment")
+
 
 def percent(share: float) -> str:
     """A share as a percentage, with about three digits.
@@ -40,13 +43,13 @@ def findings(figures: Figures) -> list[str]:
         *_about_ways(figures),
         *_about_buckets(figures),
         *_about_sides(plan),
-        *about_tiers(plan),
+        *_about_tiers(plan),
     ]
 
 
 def _about_plan(figures: Figures) -> str:
     plan = figures.plan
-    used = [str(Bucket(*each["bucket"])) for each in plan.buckets if each["batches"]]
+    used = [str(Bucket(*figures["bucket"])) for figures in plan.buckets if figures["batches"]]
     return (
         f"{'The run trains' if figures.ran else 'Train'} with {counted(len(used), 'bucket')} of "
         f"rows x positions: {list_words(used)}. An epoch takes {counted(plan.batches, 'batch')}, "
@@ -56,8 +59,8 @@ def _about_plan(figures: Figures) -> str:
 
 def find_ours(figures: Figures) -> Strategy:
     """The strategy of the report's own plan; for a mixture, it has each example once."""
-    wanted = figures.options["packing"], [each["bucket"] for each in figures.plan.buckets]
-    return next(each for each in figures.strategies if (each.packing, each.buckets) == wanted)
+    wanted = figures.options["packing"], [bucket["bucket"] for bucket in figures.plan.buckets]
+    return next(way for way in figures.strategies if (way.packing, way.buckets) == wanted)
 
 
 def _about_ways(figures: Figures) -> list[str]:
@@ -65,49 +68,52 @@ def _about_ways(figures: Figures) -> list[str]:
     attention, ours = figures.options["attention"], find_ours(figures)
     documents = max(figures.sides[-1].examples - figures.sides[-1].empty, 1)
     best_first = figures.strategies[::-1]
-    usable = [each for each in best_first if each.usable]
-    theirs = [each for each in usable if each.packing is None]
-    others = [each for each in best_first if not each.usable]
+    usable = [way for way in best_first if way.usable]
+    theirs = [way for way in usable if way.packing is None]
+    others = [way for way in best_first if not way.usable]
 
     def compare(way: Strategy, to: Strategy) -> str:
         ratio = way.work[attention] / to.work[attention]
         if ratio >= 2:
             return f"{ratio:.1f} times as much"
-        return f"{percent(abs(ratio - 1))} {'less' if ratio < 1 else 'more'}"
+        if (difference := percent(abs(ratio - 1))) == "0%":
+            return "as much"
+        return f"{difference} {'less' if ratio < 1 else 'more'}"
 
     def price(way: Strategy) -> str:
         costs = [f"{way.shapes:,} programs to compile"] * (way.shapes > MOST_SHAPES)
         costs += ["unequal numbers of batches on hosts"] * (not way.equal)
-        more = way.cut > 2 * ours.cut  # than the documents that no row can hold
-        return list_words([*costs, *[f"{percent(way.cut / documents)} of documents cut"] * more])
+        cuts_more = way.cut > 2 * ours.cut  # than the documents that no row can hold
+        costs += [f"{percent(way.cut / documents)} of documents cut"] * cuts_more
+        return list_words(costs)
 
     best, limits = usable[0], f"at most {MOST_SHAPES} shapes, as many batches on every host"
-    told = f'Of the ways that a run can use ({limits}), "{best.name}" needs the least work, '
-    told += f"{best.work[attention]:.3f} units for each token"
+    sentence = f'Of the ways that a run can use ({limits}), "{best.name}" needs the least work, '
+    sentence += f"{best.work[attention]:.3f} units for each token"
     if ours is not best:
-        told += f'; "{ours.name}" needs {compare(ours, best)}'
+        sentence += f'; "{ours.name}" needs {compare(ours, best)}'
     if theirs and theirs[0] is not best:
         name = theirs[0].name
-        told += f'; the best that is not of Lockstep, "{name}", {compare(theirs[0], best)}'
-    prices = [f'"{each.name}" {compare(each, best)} ({price(each)})' for each in others]
-    return [f"{told}.", *[f"Others need, for a price: {'; '.join(prices)}."] * bool(prices)]
+        sentence += f'; the best that is not of Lockstep, "{name}", {compare(theirs[0], best)}'
+    prices = [f'"{way.name}" needs {compare(way, best)} work, with {price(way)}' for way in others]
+    return [f"{sentence}.", *[f"Of the other ways, {'; '.join(prices)}."] * bool(prices)]
 
 
 def _about_run(run: Run) -> list[str]:
     """Where the losses of a run went, and how long it waited."""
-    known = [loss for loss in run.loss if loss is not None]
-    if not known:
+    losses = [loss for loss in run.loss if loss is not None]
+    if not losses:
         return []
-    told = f"The losses of the run went from {known[0]:.3f} to {known[-1]:.3f}"
+    sentence = f"The losses of the run went from {losses[0]:.3f} to {losses[-1]:.3f}"
     if run.evaluations:
         (_, first), (_, last) = run.evaluations[0], run.evaluations[-1]
-        told += f", those of evaluations from {first:.3f} to {last:.3f}"
+        sentence += f", those of evaluations from {first:.3f} to {last:.3f}"
     if (waiting := run.summary.get("waiting")) is not None:
-        told += (
+        sentence += (
             f". It waited for batches for {percent(waiting)} of its steps' time, and trained "
             f"{run.summary['tokens_per_second']:,.0f} tokens a second"
         )
-    return [f"{told}."]
+    return [f"{sentence}."]
 
 
 def _about_buckets(figures: Figures) -> list[str]:
@@ -115,18 +121,17 @@ def _about_buckets(figures: Figures) -> list[str]:
     packing, attention = figures.options["packing"], figures.options["attention"]
     if packing == "none":  # fewer than UNPACKED buckets are not compared
         return []
-    packed = [each for each in figures.strategies if each.packing == packing]
-    work = {len(each.buckets): each.work[attention] for each in packed}
+    packed = [way for way in figures.strategies if way.packing == packing]
+    work = {len(way.buckets): way.work[attention] for way in packed}
     enough = min(number for number in work if work[number] <= 1.01 * min(work.values()))
     model = "attention that skips other segments"
     if attention == "dense":
         model = f"attention over whole rows at width {figures.options['width']:,}"
     if enough == 1:
         return [
-            f"One bucket is enough for {model}: each further bucket would save less than 5% of the "
-            "work."
+            f"One bucket is enough for {model}: more buckets would save less than 1% of the work."
         ]
-    more = "no further bucket saves 5%" if enough < BUCKETS[-1] else "more were not tried"
+    more = "more would save less than 1%" if enough < BUCKETS[-1] else "more were not tried"
     listed = figures.ran or enough == len(figures.plan.buckets)
     return [
         f"With {model}, {enough} buckets take {work[enough]:.3f} units of work per token where "
@@ -140,38 +145,44 @@ def _about_sides(plan: Epoch) -> list[str]:
     return [f"Tokens use {list_words(used)}."] if used else []
 
 
-def about_tiers(plan: Epoch) -> list[str]:
+def _about_tiers(plan: Epoch) -> list[str]:
     """How long devices wait for each other; empty if no number of groups divides the rows."""
     if not plan.over_ideal:
         return []
-    groups, ratios = [*plan.over_ideal], [f"{ratio:.3f}" for ratio in plan.over_ideal.values()]
-    times, more = [f"{time:.3f}" for time in plan.with_tiers.values()], ""
-    if times:
-        more = f"; with --tiers {TIERS} they would take {list_words(times)} times as long as now"
+    devices = f"{list_words([*plan.over_ideal])} devices"
+    ratios = list_words([f"{ratio:.3f}" for ratio in plan.over_ideal.values()])
+    more = ""
+    if plan.with_tiers:
+        times = list_words([f"{time:.3f}" for time in plan.with_tiers.values()])
+        more = f"; with --tiers {TIERS}, they would take {times} times as long as now"
     return [
-        f"With attention that skips other segments, steps of {list_words(groups)} groups of rows "
-        f"take {list_words(ratios)} times the least time{more}. Attention over "
-        "whole rows needs no tiers: all rows cost the same."
+        "With attention that skips other segments, devices wait for the one with the most work: "
+        f"steps on {devices} take {ratios} times as long as if all had the same work{more}. "
+        "Attention over whole rows needs no tiers, as all rows cost the same."
     ]
 
 
 def explain_strategies(figures: Figures) -> dict[str, str]:
-    """The meaning of each column of the comparison."""
+    """The meaning of each column of the comparison, and where its figures come from."""
     width = f"{figures.options['width']:,}"
     others = (
-        "" if len(figures.sides) > 1 else "; the others' come from one random order of the lengths"
+        ""
+        if len(figures.sides) > 1
+        else "; those of other ways come from one random order of the lengths"
     )
+    padding, shapes, batches, equal, cut, dense, segment = HEADINGS
     return {
-        "padding": "positions that hold no token",
-        "shapes": "of batches, each of which is compiled once",
-        "batches": "of an epoch",
-        "hosts": "whether hosts that read documents of their own have equal numbers of batches",
-        "cut": "documents in more than one segment",
-        "dense": "the work of a layer for each token with attention over whole rows, where 1 is "
-        f"that at a position without attention: a row of L costs L + L² / (6 × {width})",
-        "segment": "the same with attention that skips other segments, with the squares of their "
-        "lengths instead of L²",
-        "Lockstep's figures": f"counts over its plans{others}",
+        padding: "the share of positions that hold no token",
+        shapes: "the different shapes of batches; each is a program to compile",
+        batches: "the number of batches in an epoch",
+        equal: "whether hosts that read documents of their own get as many batches each; if not, "
+        "they cannot train together to the end",
+        cut: "the share of documents that are in more than one segment",
+        dense: "the work of a layer for each token, if attention goes over whole rows; a unit is "
+        f"that of a position without attention: a row of L positions costs L + L² / (6 × {width})",
+        segment: "the same if attention skips other segments: L² is the sum of the squares of "
+        "their lengths",
+        "figures": f"those of Lockstep are counts over its plans{others}",
     }
 
 
@@ -179,18 +190,18 @@ def tabulate_strategies(figures: Figures) -> list[list[str]]:
     """The comparison: a row of headings, and a row for each strategy."""
     documents = figures.sides[-1].examples - figures.sides[-1].empty
     return [
-        ["strategy", "padding", "shapes", "batches", "hosts", "cut", "dense", "segment"],
+        ["way to make batches", *HEADINGS],
         *(
             [
-                each.name,
-                percent(each.padding),
-                f"{each.shapes:,}",
-                f"{each.batches:,}",
-                "equal" if each.equal else "unequal",
-                percent(each.cut / documents),
-                *(f"{each.work[kind]:.3f}" for kind in ("dense", "segment")),
+                way.name,
+                percent(way.padding),
+                f"{way.shapes:,}",
+                f"{way.batches:,}",
+                "equal" if way.equal else "unequal",
+                percent(way.cut / documents),
+                *(f"{way.work[kind]:.3f}" for kind in ("dense", "segment")),
             ]
-            for each in figures.strategies
+            for way in figures.strategies
         ),
     ]
 
@@ -204,10 +215,10 @@ def describe_side(side: Side) -> dict[str, str]:
         "tokens to train on": f"{side.tokens:,}",
         **({"of them with loss": f"{side.learnt:,}"} if weighted else {}),
         "mean length": f"{side.mean:,.1f}",
-        f"percentiles {', '.join(side.percentiles)}": " · ".join(
+        f"lengths at percentiles {', '.join(side.percentiles)}": " · ".join(
             f"{length:,}" for length in side.percentiles.values()
         ),
-        "longest": f"{side.longest:,}",
-        f"over {side.row:,} positions": f"{side.overlong:,}",
+        "longest length": f"{side.longest:,}",
+        f"longer than the longest row, {side.row:,}": f"{side.overlong:,}",
         "with nothing to train on": f"{side.empty:,}",
     }

@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.planning.bucket import Bucket
 from pipeline.report import findings
 from pipeline.report.figures import Figures, Side
-from pipeline.report.run import Run
+from pipeline.report.run import Run, describe_summary, number
 
 STYLE = """
 :root{color-scheme:light dark}
@@ -39,7 +39,7 @@ svg{display:block;width:100%;max-width:600px;overflow:visible}
 text{fill:currentColor;font-size:11px;text-anchor:middle}
 """
 
-PARTS = ("token", "padding", "attention")  # of the work for a token
+KINDS = ("token", "padding", "attention")  # of the work for a token
 WIDTH, HEIGHT = 400, 120  # of the histogram, in its own units
 
 
@@ -52,7 +52,7 @@ def format_page(figures: Figures, *, command: str, date: datetime.date) -> str:
     body += [f"<h2>Strategies compared</h2>{_strategies(figures)}"]
     body += [f"<h2>The plan</h2><pre>{escape(figures.plan.printed)}</pre>"]
     for index, side in enumerate(figures.sides):
-        buckets = [Bucket(*each["bucket"]).lengths[index] for each in figures.plan.buckets]
+        buckets = [Bucket(*b["bucket"]).lengths[index] for b in figures.plan.buckets]
         body.append(f"<h2>The {side.name}</h2>{_definitions(findings.describe_side(side))}")
         body.append(_histogram(side, sorted(set(buckets))))
     body.append(f"<details><summary>Options</summary>{_definitions(options)}</details>")
@@ -75,23 +75,23 @@ def _strategies(figures: Figures) -> str:
     """The comparison, with a bar for the work per token and its parts."""
     attention = figures.options["attention"]
     # Bars of the weakest strategies are cut off, so that the strongest can be compared.
-    room = 2.5 * min(each.work[attention] for each in figures.strategies)
+    widest = 2.5 * min(way.work[attention] for way in figures.strategies)
     bars = ['<th class="work">work for each token</th>']
-    for each in figures.strategies:
-        positions = 1 / (1 - each.padding)
-        shares = zip(PARTS, (1, positions - 1, each.work[attention] - positions), strict=True)
-        parts = (
-            f'<i class="{name}" style="width:{share / room:.2%}"></i>' for name, share in shares
+    for way in figures.strategies:
+        positions = 1 / (1 - way.padding)
+        shares = zip(KINDS, (1, positions - 1, way.work[attention] - positions), strict=True)
+        pieces = (
+            f'<i class="{kind}" style="width:{share / widest:.2%}"></i>' for kind, share in shares
         )
-        about = f"<small>{escape(each.about)}</small>"
-        bars.append(f'<td class="work"><div class="bar">{"".join(parts)}</div>{about}</td>')
+        about = f"<small>{escape(way.about)}</small>"
+        bars.append(f'<td class="work"><div class="bar">{"".join(pieces)}</div>{about}</td>')
     ours, rows = findings.find_ours(figures).name, ""
     for (name, *cells), bar in zip(findings.tabulate_strategies(figures), bars, strict=True):
         tag = "td" if rows else "th"
         rows += '<tr class="ours">' if name == ours else "<tr>"
         rows += f"<{tag}>{escape(name)}</{tag}>{bar}"
         rows += "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
-    legend = "".join(f'<i class="{name}"></i>{name}' for name in PARTS)
+    legend = "".join(f'<i class="{kind}"></i>{kind}' for kind in KINDS)
     return (
         f'<p class="soft">Work for each token with attention="{attention}":{legend}</p>'
         f'<div class="scroll"><table>{rows}</table></div>'
@@ -109,33 +109,17 @@ def _run(run: Run) -> str:
         if any(value is not None for value in values):
             shown += _chart(title, run.steps, values, percentage=values is run.waiting)
     if "seconds" in run.summary:
-        facts = {n: v for n, v in run.summary.items() if n != "seconds" and v not in (None, {})}
-        phases = (f"{value:,.0f} {name}" for name, value in run.summary["seconds"].items())
-        numbers = {name.replace("_", " "): _number(value) for name, value in facts.items()}
-        shown += _definitions({**numbers, "seconds": " · ".join(phases)})
+        shown += _definitions(describe_summary(run.summary))
     names = [*dict.fromkeys(name for line in run.last_lines for name in line)]
     head = "".join(f"<th>{escape(name)}</th>" for name in names)
     rows = (
-        f"<tr>{''.join(f'<td>{escape(_number(line.get(n)))}</td>' for n in names)}</tr>"
+        f"<tr>{''.join(f'<td>{escape(number(line.get(n)))}</td>' for n in names)}</tr>"
         for line in run.last_lines
     )
     return (
         f"{shown}<details><summary>The last {len(run.last_lines):,} lines of its log</summary>"
         f'<div class="scroll"><table><tr>{head}</tr>{"".join(rows)}</table></div></details>'
     )
-
-
-def _number(value: Any) -> str:
-    """A value of a log, with up to four digits.
-
-    >>> [_number(value) for value in (0.00012344, 4573.27, 150, None, "16x256")]
-    ['0.0001234', '4,573', '150', '–', '16x256']
-    """
-    if isinstance(value, float) and math.isfinite(value):
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_number(inner)}" for name, inner in value.items()) or "–"
-    return "–" if value is None else f"{value:,}" if isinstance(value, int) else f"{value}"
 
 
 def _chart(
@@ -147,22 +131,22 @@ def _chart(
     percentage: bool = False,
 ) -> str:
     """A line of the values of some steps; with the evaluations of a run as dots."""
-    dots = [] if run is None else [each for each in run.evaluations if math.isfinite(each[1])]
-    known = [(step, each) for step, each in zip(steps, values, strict=True) if each is not None]
-    heights = [value for _, value in (*known, *dots)]
+    dots = [(step, loss) for step, loss in run.evaluations if math.isfinite(loss)] if run else []
+    points = [(step, value) for step, value in zip(steps, values, strict=True) if value is not None]
+    heights = [value for _, value in (*points, *dots)]
     if not heights:
         return ""
     low, high = (0.0 if run is None else min(heights)), max(heights)
-    last = max(1, *(step for step, _ in (*known, *dots)))
+    last = max(1, *(step for step, _ in (*points, *dots)))
 
-    def place(step: int, value: float) -> str:
+    def locate(step: int, value: float) -> tuple[str, str]:
         share = (value - low) / (high - low) if high > low else 0.5
-        return f"{WIDTH * step / last:.1f} {HEIGHT * (1 - share):.1f}"
+        return f"{WIDTH * step / last:.1f}", f"{HEIGHT * (1 - share):.1f}"
 
-    line = "L".join(place(*each) for each in known)
-    marks = (place(*each).split() for each in dots)
+    line = "L".join(" ".join(locate(*point)) for point in points)
+    marks = (locate(*dot) for dot in dots)
     circles = "".join(f'<circle cx="{x}" cy="{y}" r="3" fill="#e8792b"/>' for x, y in marks)
-    top, bottom = (f"{v:.1%}" if percentage else _number(float(v)) for v in (high, low))
+    top, bottom = (f"{v:.1%}" if percentage else number(float(v)) for v in (high, low))
     return (
         f'<p class="soft">{title}, from {bottom} to {top}, by step:</p>'
         f'<svg role="img" aria-label="{title}" viewBox="-20 -6 {WIDTH + 40} {HEIGHT + 28}">'
@@ -177,17 +161,17 @@ def _histogram(side: Side, buckets: list[int]) -> str:
     """Examples and tokens by length, and the lengths of the buckets."""
     most = max(side.edges[-1], *buckets)
 
-    def place(length: float) -> float:
+    def locate(length: float) -> float:
         return WIDTH * math.log(length) / math.log(most)
 
     def outline(counts: list[int]) -> str:
         steps = zip(counts, side.edges[1:], strict=True)
-        lines = (f"V{HEIGHT * (1 - n / max(1, *counts)):.1f}H{place(end):.1f}" for n, end in steps)
+        lines = (f"V{HEIGHT * (1 - n / max(1, *counts)):.1f}H{locate(end):.1f}" for n, end in steps)
         return f"M0 {HEIGHT}{''.join(lines)}V{HEIGHT}"
 
     powers = [10**n for n in range(math.ceil(math.log10(most)))]
-    ticks = (f'<text x="{place(n):.1f}" y="{HEIGHT + 14}">{n:,}</text>' for n in powers)
-    dashes = (f'<path d="M{place(length):.1f} 0V{HEIGHT}"/>' for length in buckets)
+    ticks = (f'<text x="{locate(n):.1f}" y="{HEIGHT + 14}">{n:,}</text>' for n in powers)
+    dashes = (f'<path d="M{locate(length):.1f} 0V{HEIGHT}"/>' for length in buckets)
     listed = findings.list_words([f"{length:,}" for length in buckets])
     text = (
         "By length in positions, on a logarithmic scale: examples (grey) and tokens (line), each "

@@ -37,7 +37,7 @@ class Strategy:
     shapes: int  # different shapes of batches, each of which is compiled once
     batches: int
     cut: int  # documents in several segments
-    work: dict[str, float]  # of a layer per token, by kind of attention; see `weigh`
+    work: dict[str, float]  # of a layer per token, by kind of attention; see `from_sums`
     equal: bool = True  # whether hosts that read documents of their own have as many batches each
     packing: str | None = None  # of Lockstep's plan; None for other strategies
     buckets: Sequence[Any] = ()  # of Lockstep's plan, as JSON
@@ -47,23 +47,30 @@ class Strategy:
         """Whether a run on several hosts can use it: with few shapes, and equal batches."""
         return self.equal and self.shapes <= MOST_SHAPES
 
+    @classmethod
+    def from_sums(
+        cls,
+        width: int,
+        *,
+        tokens: int,
+        positions: float,
+        scores: float,
+        squares: float,
+        **others: Any,
+    ) -> "Strategy":
+        """The strategy with these sums over an epoch, of whose `positions` `tokens` hold a token.
 
-def weigh(
-    width: int, *, tokens: int, positions: float, scores: float, squares: float, **others: Any
-) -> Strategy:
-    """The strategy with these sums over an epoch, of whose `positions` `tokens` hold a token.
-
-    A row of `L` positions costs `L + L²/(6·width)`; if attention skips other segments, the sum of
-    the squares of the segments replaces `L²`. `scores` is the sum of `L²`, `squares` theirs.
-    """
-    return Strategy(
-        padding=1 - tokens / positions,
-        work={
-            "dense": (positions + scores / (6 * width)) / tokens,
-            "segment": (positions + squares / (6 * width)) / tokens,
-        },
-        **others,
-    )
+        A row of `L` positions costs `L + L²/(6·width)`; if attention skips other segments, the sum
+        of the squares of the segments replaces `L²`. `scores` is the sum of `L²`, `squares` theirs.
+        """
+        return cls(
+            padding=1 - tokens / positions,
+            work={
+                "dense": (positions + scores / (6 * width)) / tokens,
+                "segment": (positions + squares / (6 * width)) / tokens,
+            },
+            **others,
+        )
 
 
 # ---- other libraries
@@ -78,8 +85,8 @@ def compare_others(
     """
     if (overflow := options.get("overflow")) == "truncate":
         sizes = np.minimum(sizes, row)
-    kept = (sizes > 0) & (sizes <= row if overflow == "drop" else True)
-    sizes, counts = sizes[kept], counts[kept]
+    stays = (sizes > 0) & (sizes <= row if overflow == "drop" else True)
+    sizes, counts = sizes[stays], counts[stays]
     full = (sizes - 1) // row  # pieces of whole rows, before the last one of each document
     last, whole = sizes - full * row, int(counts @ full)
     documents = draw_order(sizes, counts)
@@ -125,10 +132,10 @@ def compare_padding(
     """
     budget, longest = options["tokens_per_batch"], pieces.max(axis=0)
     heights, lengths = pad_windows(pieces, ROWS, ROWS)
-    every = " and ".join(f"{each:,}" for each in longest)
+    lengths_of_rows = " and ".join(f"{length:,}" for length in longest)
     ways = {
         "padded to the longest of all": (
-            f"batches of {ROWS}, every row {every} long",
+            f"batches of {ROWS}, every row {lengths_of_rows} long",
             (heights, np.broadcast_to(longest, lengths.shape)),
         ),
         "padded to the batch's longest": (
@@ -168,14 +175,14 @@ def _simulate(
     **others: Any,
 ) -> Strategy:
     """The strategy whose batches have `heights` rows of `lengths`, and hold `pieces` or more."""
-    made, some = np.concatenate([heights[:, None], lengths], axis=1), int(pieces.sum())
-    return weigh(
+    shapes, some = np.concatenate([heights[:, None], lengths], axis=1), int(pieces.sum())
+    return Strategy.from_sums(
         options["width"],
         tokens=some,
         positions=int(heights @ lengths.sum(axis=1)),
         scores=float(heights @ _scores(lengths.T.astype(float))),
         batches=math.ceil(len(heights) * (tokens / some)),
-        shapes=len(np.unique(made, axis=0)),
+        shapes=len(np.unique(shapes, axis=0)),
         **others,
     )
 
@@ -206,7 +213,7 @@ def pad_windows(lengths: np.ndarray, rows: int, window: int) -> tuple[np.ndarray
     Each batch is padded to its longest example on each side. `rows` divides `window`.
 
     >>> lengths = np.array([[2], [5], [3], [1], [4]])
-    >>> [each.tolist() for each in pad_windows(lengths, rows=2, window=4)]
+    >>> [array.tolist() for array in pad_windows(lengths, rows=2, window=4)]
     [[2, 2, 1], [[5], [2], [4]]]
     """
     batches = sort_windows(lengths, window).reshape(-1, rows, lengths.shape[1])
@@ -221,7 +228,7 @@ def read_ahead(lengths: np.ndarray, budget: int) -> tuple[np.ndarray, np.ndarray
     `budget` positions, and at least one.
 
     >>> lengths = np.array([[2], [5], [3], [1], [4]])
-    >>> [each.tolist() for each in read_ahead(lengths, budget=8)]
+    >>> [array.tolist() for array in read_ahead(lengths, budget=8)]
     [[1, 2, 2], [[5], [4], [2]]]
     """
     heights, longest = [], []
@@ -258,13 +265,14 @@ def compare_plans(
     lengths: Any, options: Options, plan: Plan, progress: Callable[[str], None]
 ) -> list[Strategy]:
     """Lockstep with the buckets of `plan`, other numbers of buckets, and one example a row."""
-    own = plan.options.buckets
-    unit = options["length_multiple"] or 128
-    units = by_side("length_multiple", unit, own[-1].names)
-    row = [-(-length // each) * each for length, each in zip(own[-1].lengths, units, strict=True)]
-    row = math.ceil(np.dot(row, plan.options.cost))
-    budget = max(options["tokens_per_batch"], options["row_multiple"] * row)
-    found = []
+    of_plan = plan.options.buckets
+    longest = of_plan[-1]
+    multiples = by_side("length_multiple", options["length_multiple"] or 128, longest.names)
+    pairs = zip(longest.lengths, multiples, strict=True)
+    row = [-(-length // multiple) * multiple for length, multiple in pairs]
+    row_cost = math.ceil(np.dot(row, plan.options.cost))
+    budget = max(options["tokens_per_batch"], options["row_multiple"] * row_cost)
+    strategies = []
     for packing in dict.fromkeys(("best_fit", "none", options["packing"])):
         plain = options.replace(packing=packing, **PLAIN)
         fitted = plain.replace(buckets=None, tokens_per_batch=budget)
@@ -272,16 +280,16 @@ def compare_plans(
         numbers = (UNPACKED,) if packing == "none" else BUCKETS
         sets = [fitted.replace(max_buckets=number).fit(lengths) for number in numbers]
         if packing == options["packing"]:
-            sets.append(own)
-        for number, buckets in sorted({len(each): each for each in sets}.items()):
+            sets.append(of_plan)
+        for number, buckets in sorted({len(buckets): buckets for buckets in sets}.items()):
             how = {"best_fit": "", "none": ", no packing"}.get(packing, f", {packing}")
             name = f"Lockstep, {number} bucket{'s' * (number > 1)}{how}"
             progress(name)
-            others = {"packing": packing, "buckets": [each.as_json for each in buckets]}
+            others = {"packing": packing, "buckets": [bucket.as_json for bucket in buckets]}
             others |= {"name": name, "about": ", ".join(map(str, buckets))}
-            made = plain.plan(Lengths(lengths), buckets)
-            found.append(count_plan(made, options["width"], **others))
-    return found
+            packed = plain.plan(Lengths(lengths), buckets)
+            strategies.append(count_plan(packed, options["width"], **others))
+    return strategies
 
 
 def count_plan(plan: Plan, width: int, **others: Any) -> Strategy:
@@ -294,7 +302,7 @@ def count_plan(plan: Plan, width: int, **others: Any) -> Strategy:
         squares += _scores(np.multiply(sizes, costs).T).sum()
         if windows.cuts[window]:
             squares -= sum(map(_scores_between_pieces, windows.packings(window)))
-    return weigh(
+    return Strategy.from_sums(
         width,
         tokens=plan.num_tokens,
         positions=sum(n * b.rows * float(np.dot(b.lengths, costs)) for b, n in batches.items()),
@@ -312,12 +320,12 @@ def count_plan(plan: Plan, width: int, **others: Any) -> Strategy:
 def _scores_between_pieces(packed: Packed) -> int:
     """The scores of attention between the two pieces of documents that are cut to fill rows."""
     sizes, (whole, first) = len(packed.counts), packed.cuts.T
-    every = [pattern for patterns in packed.patterns for pattern in patterns]
-    number = count_segments(every, sizes + 2 * len(whole))[sizes::2]
+    patterns = [pattern for of_bucket in packed.patterns for pattern in of_bucket]
+    number = count_segments(patterns, sizes + 2 * len(whole))[sizes::2]
     return int(number @ (2 * first * (whole - first)))
 
 
 def _scores(sides: Any) -> Any:
     """The scores of attention in rows or segments; later sides also attend to the first."""
     first, *second = sides
-    return first**2 + sum(first * each + each**2 for each in second)
+    return first**2 + sum(first * other + other**2 for other in second)

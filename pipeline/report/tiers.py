@@ -55,7 +55,7 @@ def time_over_ideal(batches: Iterable[np.ndarray], groups: int) -> float:
     1.25
     """
     shares = [costs.reshape(groups, -1).sum(axis=1) for costs in batches]
-    return float(sum(each.max() for each in shares) / sum(each.mean() for each in shares))
+    return float(sum(share.max() for share in shares) / sum(share.mean() for share in shares))
 
 
 def time_with_tiers(plan: Plan, tiers: int, time_of: Callable[[PlannedBatch], Any]) -> Any:
@@ -76,5 +76,7 @@ def time_with_tiers(plan: Plan, tiers: int, time_of: Callable[[PlannedBatch], An
     options = dataclasses.replace(stage.options, tiers=tiers)
     dealt = Tiers(stage.plain, stage.schedule, options)
     steps = range(first, dealt.block(min(last, first + COMPARED) - 1).stop)
-    times = [[time_of(each.batch(step)) for step in steps] for each in (dealt, stage.assembly)]
+    times = [
+        [time_of(batches.batch(step)) for step in steps] for batches in (dealt, stage.assembly)
+    ]
     return np.divide(*np.sum(times, axis=1))

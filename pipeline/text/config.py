@@ -11,7 +11,6 @@ from pipeline.errors import InvalidValue
 from pipeline.registry import import_object
 from pipeline.text import sources, templates, tokenizers
 
-SOURCES = ("source", "files")
 ADVICE = "name it in config.tokenizer.{0}_token, or set config.tokenizer.{0} to False for no mark"
 
 
@@ -25,9 +24,9 @@ def open_source(fields: Mapping[str, Any], name: str) -> sources.Source | source
     for key in ("source", "split", "kind"):
         if not isinstance(fields.get(key, ""), str):
             raise InvalidValue(f"{name}.{key} is {fields[key]!r:.200}; it must be text")
-    path, files = (fields.get(key, "") for key in SOURCES)
-    several = files if isinstance(files, list | tuple) else [files]
-    if not all(isinstance(each, str) for each in several):
+    path, files = fields.get("source", ""), fields.get("files", "")
+    names = files if isinstance(files, list | tuple) else [files]
+    if not all(isinstance(name, str) for name in names):
         raise InvalidValue(
             f"{name}.files is {files!r:.200}; give a name or glob, or a list or tuple of them"
         )
@@ -54,7 +53,7 @@ def open_template(fields: Mapping[str, Any]) -> templates.Template | None:
         return import_object(kind, "template.kind", "such as my_data:with_pictures")
     if (chosen := registry.choose("templates", fields, "template", none="")) is None:
         return None
-    found, options = chosen
+    template, options = chosen
     for name, value in options.items():
         if isinstance(value, str) and (escape := re.search(r"\\[nrt]", value)):
             raise InvalidValue(
@@ -64,7 +63,7 @@ def open_template(fields: Mapping[str, Any]) -> templates.Template | None:
             )
         if isinstance(value, dict) and "kind" in value:
             options[name] = open_template(value)
-    return found.make(**options)
+    return template.make(**options)
 
 
 def open_tokenizer(

@@ -17,6 +17,9 @@ from pipeline.errors import InvalidValue, NotInstalled, UserError
 # Bytes that are unpacked at once; of zstd, packed bytes, of which each may hold 32 KiB.
 BUFFER, FED = 1 << 17, 1 << 12
 
+# Text that has this is refused.
+NULS = "it has NUL bytes, as a crash leaves in a file and as binary files have; remove them"
+
 # A file may be packed this many times over.
 LAYERS = 3
 
@@ -103,7 +106,7 @@ OTHERS = {
     b"LITPKDS\0": ("a packed file of LitGPT or TinyLlama", "give files of ids alone"),
     b"LITPKDS\1": ("a packed file of LitGPT or TinyLlama", "give files of ids alone"),
 }
-for _version in (*(b"1.%d" % each for each in range(8)), b"2.0"):
+for _version in (*(b"1.%d" % minor for minor in range(8)), b"2.0"):
     for _end in (b"\n", b"\r", b" \n", b" \r"):
         OTHERS[b"%PDF-" + _version + _end] = ("a PDF", "extract its text first")
 
@@ -138,8 +141,8 @@ def describe_binary(head: bytes) -> str:
     """Like `describe`, of a file of numbers, whose first ones may be like the shortest signs."""
     kinds = {magic: (name, "unpack it first") for magic, (name, _) in PACKINGS.items()} | OTHERS
     signs = (magic for magic in kinds if len(magic) > 2 and b"\0" not in magic[:4])
-    found = next(filter(head.startswith, signs), None)
-    return "" if found is None else f"It is {'; '.join(kinds[found])}"
+    sign = next(filter(head.startswith, signs), None)
+    return "" if sign is None else f"It is {'; '.join(kinds[sign])}"
 
 
 def is_packed(path: epath.Path) -> bool:
@@ -163,17 +166,33 @@ def open_text(path: epath.Path) -> Iterator[IO[bytes]]:
                 break
             raw = _Unpacked(path, packing, stream, path.stat().length)
             stream = io.BufferedReader(raw, BUFFER)
-        found = describe(head)
-        if not found and 50 * head.rstrip(b"\0").count(0) > len(head):
+        wrong = describe(head)
+        if not wrong and 50 * head.rstrip(b"\0").count(0) > len(head):
             line = head.count(b"\n", 0, head.index(0)) + 1
-            found = (
+            wrong = (
                 "It has NUL bytes, as binary files have, and UTF-16 without a mark, the first in "
                 f"line {line}; remove them from text in UTF-8. If it is UTF-16, "
                 f"{_RECODE.format('UTF-16LE')}"
             )
-        if found:
-            raise InvalidValue(f"{os.fspath(path)} holds no lines of text. {found}")
+        if wrong:
+            raise InvalidValue(f"{os.fspath(path)} holds no lines of text. {wrong}")
         yield stream
+
+
+def decode(content: bytes, at: int) -> str:
+    """The text of bytes of a file, the first of which is byte `at` of it.
+
+    Raises:
+        ValueError: they are not UTF-8.
+    """
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidValue(
+            f"it is not UTF-8: byte {at + error.start:,} of the file is "
+            f"0x{content[error.start]:02x} ({error.reason}). Convert the file to UTF-8, for "
+            "example with iconv"
+        ) from None
 
 
 def count_lines(path: epath.Path, size: int) -> int:
@@ -192,10 +211,12 @@ def fail_rest(error: InvalidValue) -> InvalidValue:
 
 def skip(content: IO[bytes], at: int, now: int = 0) -> int:
     """Goes to byte `at` of a file, of which byte `now` is the next one; returns it."""
-    left = 0 if content.seekable() else at - now
+    if content.seekable():
+        return content.seek(at)
+    left = at - now
     while left and (data := content.read(min(left, COUNTED))):
         left -= len(data)
-    return content.seek(at) if content.seekable() else at
+    return at
 
 
 class _Unpacked(io.RawIOBase):
@@ -203,8 +224,8 @@ class _Unpacked(io.RawIOBase):
 
     def __init__(self, path: epath.Path, packing: Packing, packed: IO[bytes], size: int):
         self._path, (self._format, unpack) = path, packing
-        found = unpack(packed)
-        self._chunks = _chunks(found) if hasattr(found, "read") else found
+        unpacked = unpack(packed)
+        self._chunks = _chunks(unpacked) if hasattr(unpacked, "read") else unpacked
         self._rest, self._size, self._total = memoryview(b""), size, 0
 
     def readable(self) -> bool:

@@ -38,17 +38,17 @@ def encode(
     ([1, 77, 114, 36, 2], [0.0, 0.0, 0.0, 1.0, 1.0])
     """
     nodes = [spans for record in filled for spans in record]
-    spans = [span for each in nodes for span in each]
-    sizes = np.array([len(each) for each in nodes], np.int64)
-    node = np.array([number for record in filled for number in range(len(record))], np.int64)
+    spans = [span for node in nodes for span in node]
+    sizes = np.array([len(node) for node in nodes], np.int64)
+    in_record = np.array([number for record in filled for number in range(len(record))], np.int64)
     alone = np.array([len(record) == 1 for record in filled for _ in record], bool)
     texts = [text for text, *_ in spans]
     try:
         text_sizes = [count_bytes(text) for text in texts]
     except UnicodeError as error:
         raise not_text("a span that the template returned", error) from error
-    known = extend(tokenizer)
-    flat, counts = known.encode_spans(texts, _find_inside(filled, known.marks_words))
+    extended = extend(tokenizer)
+    flat, counts = extended.encode_spans(texts, _find_inside(filled, extended.marks_words))
     # Which value of its span each token has, counted over all spans.
     value = np.arange(len(spans))
     if any(isinstance(text, Slots) for text in texts):
@@ -61,13 +61,13 @@ def encode(
     begins, last = ends - counts, np.cumsum(sizes) - 1
     keep = np.ones(len(flat), bool)
     if tokenizer.begin_id is not None:
-        first = begins[last - sizes + 1][node == 0]
+        first = begins[last - sizes + 1][in_record == 0]
         keep[begins] = False
         keep[first] = True
         weights[first] = 0
     if tokenizer.end_id is not None:
         keep[ends - 1] = False
-        keep[ends[last][(node > 0) | alone] - 1] = True
+        keep[ends[last][(in_record > 0) | alone] - 1] = True
     example = np.repeat(np.arange(len(sizes)), sizes)
     tokens = np.bincount(np.repeat(example, counts)[keep], minlength=len(sizes))
     weighted = [
@@ -92,8 +92,8 @@ def _insert_slots(
     A value is that of the span, or after it one of the placeholders. `begins`: whether each span
     has a begin mark.
     """
-    sizes = np.array([each.size if isinstance(each, Slots) else 0 for each in texts])
-    ids = np.array([each.id if isinstance(each, Slots) else 0 for each in texts])
+    sizes = np.array([text.size if isinstance(text, Slots) else 0 for text in texts])
+    ids = np.array([text.id if isinstance(text, Slots) else 0 for text in texts])
     at = (np.cumsum(counts) - counts + begins).repeat(sizes)
     flat, counts = np.insert(flat.astype(np.int64), at, ids.repeat(sizes)), counts + sizes
     number = np.arange(sizes.sum()) - (np.cumsum(sizes) - sizes).repeat(sizes)

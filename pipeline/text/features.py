@@ -37,15 +37,15 @@ KEY = np.dtype(np.uint32), (2,)
 NOWHERE = -1
 
 
-def as_array(given: Any, what: str) -> np.ndarray:
-    """`given` as an array; `what` names it in errors."""
-    if isinstance(given, np.ma.MaskedArray):
+def as_array(values: Any, what: str) -> np.ndarray:
+    """`values` as an array; `what` names them in errors."""
+    if isinstance(values, np.ma.MaskedArray):
         raise InvalidValue(
             f"{what} is a masked array, whose masked entries would count; give its .compressed() "
             "or .filled()"
         )
     try:
-        return np.asarray(given)
+        return np.asarray(values)
     except (ValueError, TypeError, OverflowError) as error:
         raise InvalidValue(
             f"{what} cannot be an array: {error}; give an array or a list of numbers"
@@ -54,26 +54,26 @@ def as_array(given: Any, what: str) -> np.ndarray:
 
 def concatenate(arrays: Sequence[np.ndarray]) -> np.ndarray:
     """Several arrays, one after another; the dtype of empty ones does not count."""
-    return np.concatenate([each for each in arrays if each.size] or arrays[:1])
+    return np.concatenate([array for array in arrays if array.size] or arrays[:1])
 
 
-def _hash_key(given: Any, what: str) -> np.ndarray:
+def _hash_key(key: Any, what: str) -> np.ndarray:
     """64 bits of the hash of a key: uint32 [2]; those of a text of digits are those of the number.
 
     >>> _hash_key("17", "it").tolist(), _hash_key(17, "it").tolist()
     ([257172293, 399311893], [257172293, 399311893])
     """
-    if isinstance(given, np.ndarray) and (given.dtype, given.shape) == KEY:
-        return given  # of another corpus
-    given = given.item() if isinstance(given, np.generic) else given
-    is_text = isinstance(given, str | bytes)
-    if not (given.strip() if is_text else isinstance(given, int) and not isinstance(given, bool)):
+    if isinstance(key, np.ndarray) and (key.dtype, key.shape) == KEY:
+        return key  # of another corpus
+    key = key.item() if isinstance(key, np.generic) else key
+    is_text = isinstance(key, str | bytes)
+    if not (key.strip() if is_text else isinstance(key, int) and not isinstance(key, bool)):
         raise InvalidValue(
-            f"{what} is {given!r:.60} ({type(given).__name__}); a key is a text or a whole number, "
+            f"{what} is {key!r:.60} ({type(key).__name__}); a key is a text or a whole number, "
             "and not empty: convert others in the records, such as a date to text and 7.0 to 7, "
             "give an entry of a dict a field of its own, and a record without a key one of its own"
         )
-    content = given if isinstance(given, bytes) else str(given).encode(errors="surrogatepass")
+    content = key if isinstance(key, bytes) else str(key).encode(errors="surrogatepass")
     return np.frombuffer(hashlib.sha256(content).digest()[:8], "<u4").astype(np.uint32)
 
 
@@ -131,8 +131,8 @@ class Feature:
     def __post_init__(self) -> None:
         self._check_sides()
         if self.key:
-            known = self.dtype in (None, KEY[0]) and self.shape in ((), [*KEY[1]], KEY[1])
-            if self.of != "example" or not known or self.fill is not None:
+            is_default = self.dtype in (None, KEY[0]) and self.shape in ((), [*KEY[1]], KEY[1])
+            if self.of != "example" or not is_default or self.fill is not None:
                 raise InvalidValue(
                     f"key is {self.key!r} for values of {self.of!r} with dtype {self.dtype}, shape "
                     f"{self.shape} and fill {self.fill}; a key is of an 'example', and has none of "
@@ -200,20 +200,20 @@ class Feature:
     @property
     def as_json(self) -> dict[str, Any]:
         """The arguments, as JSON; the dtype must be known."""
-        made = {"of": self.of, "dtype": self.dtype.name, "shape": [*self.shape], "fill": self.fill}
-        made |= {} if self.to is None else {"to": self.to}
-        return made | ({"key": True} if self.key else {})
+        shown = {"of": self.of, "dtype": self.dtype.name, "shape": [*self.shape], "fill": self.fill}
+        shown |= {} if self.to is None else {"to": self.to}
+        return shown | ({"key": True} if self.key else {})
 
     def filled(self, count: int) -> np.ndarray:
         """`count` values that are `fill`, or 0: `[count, *shape]`."""
         return np.full((count, *self.shape), self.fill or 0, self.dtype)
 
-    def infer(self, given: Any, what: str) -> "Feature":
-        """The same feature with a dtype, by default that of `given`."""
+    def infer(self, values: Any, what: str) -> "Feature":
+        """The same feature with a dtype, by default that of `values`."""
         if self.dtype is not None:
             return self
-        array = as_array(given, what)
-        if not array.size and not hasattr(given, "dtype"):
+        array = as_array(values, what)
+        if not array.size and not hasattr(values, "dtype"):
             raise InvalidValue(
                 f"{what} is an empty list, which tells no dtype; give the feature a dtype=, or an "
                 "empty array that has it"
@@ -238,18 +238,18 @@ class Feature:
         values = stored.view(self.dtype) if as_bits else stored.astype(self.dtype, copy=False)
         return values.reshape(-1, *self.shape)
 
-    def convert(self, given: Sequence[Any], what: str, counts: Sequence[int]) -> np.ndarray:
+    def convert(self, entries: Sequence[Any], what: str, counts: Sequence[int]) -> np.ndarray:
         """The entries of examples with `counts` tokens as one array of this dtype: `[n, *shape]`.
 
         A wrong shape, numbers that the dtype cannot hold, and NaN are refused; `what` names the
         entry in the error.
         """
-        arrays = [(_hash_key if self.key else as_array)(each, what) for each in given]
+        arrays = [(_hash_key if self.key else as_array)(entry, what) for entry in entries]
         for array, tokens in zip(arrays, counts, strict=True):
             shape = self.shape if self.per_example else (tokens, *self.shape)
             if array.shape != shape:
-                each = "" if self.per_example else ", one value for each token"
-                raise InvalidValue(f"{what} must have shape {shape}{each}, not {array.shape}")
+                why = "" if self.per_example else ", one value for each token"
+                raise InvalidValue(f"{what} must have shape {shape}{why}, not {array.shape}")
         return self.cast(np.stack(arrays) if self.per_example else concatenate(arrays), what)
 
     def cast(self, array: np.ndarray, what: str) -> np.ndarray:
@@ -319,8 +319,8 @@ def check_features(features: Mapping[str, Feature] | None) -> dict[str, Feature]
     """`features` as a dict, after checking their names."""
     features = {} if features is None else features
     require_type("features", features, Mapping, "a dict of pipeline.Feature by name")
-    found = dict(features)
-    for name, feature in found.items():
+    features = dict(features)
+    for name, feature in features.items():
         if not isinstance(feature, Feature):
             raise InvalidType(
                 f"features[{name!r}] is {feature!r:.80}; it must be a pipeline.Feature, such as "
@@ -332,7 +332,7 @@ def check_features(features: Mapping[str, Feature] | None) -> dict[str, Feature]
                 "field of its own in the records), has letters, digits and _, and is none of "
                 f"{', '.join(RESERVED)}, which batches have"
             )
-    return found
+    return features
 
 
 def split_columns(
@@ -345,40 +345,43 @@ def split_columns(
             optionally `"weights"`, and a column for each feature by its name.
         features: the features by name.
     """
-    known = check_features(features)
+    features = check_features(features)
     if not isinstance(columns, Mapping):
-        if known:
+        if features:
             raise InvalidValue(
-                f"features are {', '.join(known)}, but only tokens are given; give a dict of "
+                f"features are {', '.join(features)}, but only tokens are given; give a dict of "
                 "columns, {'tokens': …, "
-                f"{next(iter(known))!r}: …}}"
+                f"{next(iter(features))!r}: …}}"
             )
         return {TOKENS: columns}, {}
-    if TOKENS not in columns and (
-        WEIGHTS in columns or not any(f.of_arrays for f in known.values())
-    ):
+    has_arrays = any(feature.of_arrays for feature in features.values())
+    if TOKENS not in columns and (WEIGHTS in columns or not has_arrays):
         raise InvalidValue(
             f"columns are {', '.join(map(str, columns)) or 'none'}; one of them must be 'tokens', "
             "the token ids of each example, or have a feature of a side of arrays"
         )
     for name in columns:
-        if name not in (TOKENS, WEIGHTS, *known):
+        if name not in (TOKENS, WEIGHTS, *features):
             if name in (*MASKS, PADDING, "loss_weights"):
-                made = ": labels != -100" * (name == "labels")
-                made = made or ": 0 for tokens of the prompt, and 1" * (name == PROMPT)
-                made = made or "; or drop the padding" * (name == PADDING)
+                how = {
+                    "labels": ": labels != -100",
+                    PROMPT: ": 0 for tokens of the prompt, and 1",
+                    PADDING: "; or drop the padding",
+                }.get(name, "")
                 raise InvalidValue(
                     f"the column {name!r} says on which tokens to train, which batches read from "
-                    f"the column 'weights' alone, a number for each token; give it as that{made}"
+                    f"the column 'weights' alone, a number for each token; give it as that{how}"
                 )
             raise InvalidValue(
                 f"the column {name!r} has no feature; describe it with features="
                 f"{{{name!r}: pipeline.Feature('targets')}}, or remove it"
             )
-    if missing := [name for name in known if name not in columns]:
+    if missing := [name for name in features if name not in columns]:
         raise InvalidValue(f"the feature {missing[0]!r} has no column; give one, or remove it")
-    given = {name: each for name, each in columns.items() if each is not None or name != WEIGHTS}
-    return given, known | ({WEIGHTS: LOSS_WEIGHTS} if WEIGHTS in given else {})
+    columns = dict(columns)
+    if columns.get(WEIGHTS) is None:
+        columns.pop(WEIGHTS, None)
+    return columns, features | ({WEIGHTS: LOSS_WEIGHTS} if WEIGHTS in columns else {})
 
 
 def require_known(names: Iterable[str], features: Mapping[str, Feature]) -> None:

@@ -12,7 +12,7 @@ from etils import epath
 
 from pipeline.errors import InvalidValue, Missing
 from pipeline.fs.atomic import as_path, atomic_write
-from pipeline.text.markup import MEANT, parts_of
+from pipeline.text.markup import MEANT, any_of, parts_of
 from pipeline.text.tokenizer import UnknownMark
 
 
@@ -39,32 +39,35 @@ class FileTokenizer:
     marks: Mapping[str, tuple[bool, bool]]
 
     def __init__(self, path: epath.PathLike, **options: Any):
-        place = as_path(path)
-        place = place / self.file if place.is_dir() else place
-        if not place.exists():
-            raise Missing(f"there is no {self.kind} tokenizer {os.fspath(place)}; check the path")
-        self.__setstate__((place.read_bytes(), os.fspath(place), options))
+        file = as_path(path)
+        file = file / self.file if file.is_dir() else file
+        if not file.exists():
+            raise Missing(f"there is no {self.kind} tokenizer {os.fspath(file)}; check the path")
+        self._restore(file.read_bytes(), os.fspath(file), options)
+
+    def _restore(self, content: bytes, path: str, options: dict[str, Any]) -> None:
+        self._content, self.path, self._options = content, path, options
+        self._setup(**options)
 
     def __getstate__(self) -> tuple[bytes, str, dict[str, Any]]:
         return self._content, self.path, self._options
 
     def __setstate__(self, state: tuple[bytes, str, dict[str, Any]]) -> None:
-        self._content, self.path, self._options = state
-        self._setup(**self._options)
+        self._restore(*state)
 
     def _set_marks(self, marks: Mapping[str, tuple[bool, bool]]) -> None:
-        self.marks, longest = marks, sorted(marks, key=len, reverse=True)
-        self._pattern = re.compile(f"({'|'.join(map(re.escape, longest)) or '(?!)'})")
+        self.marks = marks
+        self._pattern = re.compile(f"({any_of(sorted(marks, key=len, reverse=True))})")
 
-    def _mark(self, option: str, wanted: bool | str, own: Sequence[int]) -> int | None:
-        """The id of the begin or end mark: the `own` one, one by name, or none."""
+    def _mark(self, option: str, wanted: bool | str, defaults: Sequence[int]) -> int | None:
+        """The id of the begin or end mark: the one of the file, one by name, or none."""
         if isinstance(wanted, str):
-            if (found := self._find(wanted)) is None:
+            if (mark := self._find(wanted)) is None:
                 raise UnknownMark(f"{self.path} has no token {wanted!r}", option)
-            return found
-        if wanted and len(own) != 1:
+            return mark
+        if wanted and len(defaults) != 1:
             raise UnknownMark(f"{self.path} does not add exactly one {option} mark", option)
-        return own[0] if wanted else None
+        return defaults[0] if wanted else None
 
     def encode_batch(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """See `Tokenizer`. Marks are parsed in `Markup` alone."""
@@ -75,27 +78,28 @@ class FileTokenizer:
     ) -> tuple[np.ndarray, np.ndarray]:
         """See `Tokenizer`. A text is divided at its marks."""
         followed = [*inside[1:], False][: len(texts)]
-        runs = [
+        divided = [
             self._divide(text, within, not more)
             for text, within, more in zip(texts, inside, followed, strict=True)
         ]
-        encoded: dict[str, Iterator[Any]] = {}
-        for kind in ("alone", "first", "inside"):
-            chosen = [text for each in runs for text, its_kind in each if its_kind == kind]
-            encoded[kind] = iter(self._encode(chosen, kind) if chosen else ())
-        marks = (text for each in runs for text, kind in each if kind == "mark")
-        encoded["mark"] = ([self._find(mark)] for mark in marks)
+        runs_of: dict[str, list[str]] = {"alone": [], "first": [], "inside": [], "mark": []}
+        for run, kind in itertools.chain.from_iterable(divided):
+            runs_of[kind].append(run)
+        marks = iter([[self._find(mark)] for mark in runs_of.pop("mark")])
+        encoded: dict[str, Iterator[Any]] = {"mark": marks}
+        for kind, runs in runs_of.items():
+            encoded[kind] = iter(self._encode(runs, kind) if runs else ())
         begin, end = ([] if mark is None else [[mark]] for mark in (self.begin_id, self.end_id))
-        ids = [[*begin, *(next(encoded[kind]) for _, kind in each), *end] for each in runs]
-        counts = np.array([sum(map(len, each)) for each in ids], np.int64)
+        ids = [[*begin, *(next(encoded[kind]) for _, kind in runs), *end] for runs in divided]
+        counts = np.array([sum(map(len, ids_of_runs)) for ids_of_runs in ids], np.int64)
         flat = itertools.chain.from_iterable(itertools.chain.from_iterable(ids))
         return np.fromiter(flat, np.int32, int(counts.sum())), counts
 
     def _divide(self, text: str, within: bool, last: bool) -> list[tuple[str, str]]:
         """Runs of a text, each with its kind: as for `_encode`, or "mark"."""
         runs = [""]
-        for part, own in parts_of(text):
-            for number, piece in enumerate(self._pattern.split(part) if own else [part]):
+        for part, is_markup in parts_of(text):
+            for number, piece in enumerate(self._pattern.split(part) if is_markup else [part]):
                 if number % 2:
                     runs += [piece, ""]
                 else:
@@ -118,14 +122,14 @@ class FileTokenizer:
         """A mark in a text that stays text, and whether it is a template's own; None: none is."""
         if not self.marks:
             return None
-        for part, own in parts_of(text):
-            for mark in MEANT.finditer(part) if own else ():
+        for part, is_markup in parts_of(text):
+            for mark in MEANT.finditer(part) if is_markup else ():
                 if mark[0] not in self.marks:
                     seen = f"the template has {mark[0]!r}, which is no special token of"
                     return f"{seen} {self.path}", True
-            if not own and (found := self._pattern.search(part)):
+            if not is_markup and (spelt := self._pattern.search(part)):
                 return (
-                    f"it has {found[0]!r}, a special token of {self.path}; to make it a token, "
+                    f"it has {spelt[0]!r}, a special token of {self.path}; to make it a token, "
                     "give a template that returns it as templates.Markup"
                 ), False
         return None
@@ -139,12 +143,12 @@ class FileTokenizer:
     @property
     def fingerprint(self) -> str:
         """The kind, a hash of the file, the marks around texts, and whether marks are parsed."""
-        parts = [self.kind, hashlib.sha256(self._content).hexdigest()[:12]]
+        words = [self.kind, hashlib.sha256(self._content).hexdigest()[:12]]
         if self.begin_id is not None:
-            parts.append(f"begin{self.begin_id}")
+            words.append(f"begin{self.begin_id}")
         if self.end_id is not None:
-            parts.append(f"end{self.end_id}")
-        return "-".join([*parts, *["markup"] * bool(self.marks)])
+            words.append(f"end{self.end_id}")
+        return "-".join([*words, *["markup"] * bool(self.marks)])
 
     def save(self, directory: epath.Path) -> dict[str, Any]:
         """See `Tokenizer`; writes the file, unless it is there."""

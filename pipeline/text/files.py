@@ -9,7 +9,7 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, cast
 
 import pyarrow as pa
 from etils import epath
@@ -97,7 +97,7 @@ class Files(Sharded):
     def __init__(self, format: Format, paths: Paths):
         self.format, self.files = format, leave_out_repeats(find(paths))
         # The stamps of the files when the fingerprint was first computed, and their digest.
-        self._known: tuple[list[Stamp], str] | None = None
+        self._state: tuple[list[Stamp], str] | None = None
 
     @property
     def unit(self) -> str:  # type: ignore[override]  # others have an attribute
@@ -112,12 +112,12 @@ class Files(Sharded):
     def fingerprint(self) -> str:
         """See `Source`; the `digest` of the files, which may not change."""
         stamps = read_stamps(self.files)
-        if self._known is None:
-            self._known = stamps, digest(self.files)
-        known, content = self._known
-        if stamps != known and all(map(any, stamps)) and digest(self.files) == content:
-            self._known = stamps, content  # files were touched, or replaced by copies
-        for path, then, now in zip(self.files, self._known[0], stamps, strict=True):
+        if self._state is None:
+            self._state = stamps, digest(self.files)
+        before, content = self._state
+        if stamps != before and all(map(any, stamps)) and digest(self.files) == content:
+            self._state = stamps, content  # files were touched, or replaced by copies
+        for path, then, now in zip(self.files, self._state[0], stamps, strict=True):
             if then != now:
                 seen = f"has {now[0]:,}, written at another time" if any(now) else "is gone"
                 raise InvalidValue(
@@ -125,7 +125,7 @@ class Files(Sharded):
                     f"{then[0]:,} bytes, and {seen}. Let nothing write to files while they are "
                     "read, and open the source again"
                 )
-        return f"{self.format.prefix}-{self._known[1]}"
+        return f"{self.format.prefix}-{content}"
 
     def shards(self) -> list[Shard]:
         """See `Sharded`; the sizes of the files decide them, and whether large ones are packed."""
@@ -141,7 +141,10 @@ class Files(Sharded):
                 end = size if shard == last else (shard + 1) * step - at
                 spans.setdefault(shard, []).append((file, begin, end))
             at += size
-        return [Shard(each, sum(end - begin for _, begin, end in each)) for each in spans.values()]
+        return [
+            Shard(of_shard, sum(end - begin for _, begin, end in of_shard))
+            for of_shard in spans.values()
+        ]
 
     def __str__(self) -> str:
         more = f" and {len(self.files) - 1:,} more" if len(self.files) > 1 else ""
@@ -155,13 +158,13 @@ def guard(path: epath.Path, format: str, function: Callable, *arguments: Any) ->
     except (pa.ArrowException, OSError, RuntimeError, StopIteration, ValueError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # from the system, not from the content
-        found = describe(read_head(path))
+        advice = describe(read_head(path))
         if isinstance(error, UnicodeEncodeError):
-            found = "Its name is not UTF-8; rename it"
-        elif not found or format in found:
-            found = "It is damaged or of another format; fetch it again, or check its name"
+            advice = "Its name is not UTF-8; rename it"
+        elif not advice or format in advice:
+            advice = "It is damaged or of another format; fetch it again, or check its name"
         raise InvalidValue(
-            f"{os.fspath(path)} cannot be read as {format}: {error}. {found}"
+            f"{os.fspath(path)} cannot be read as {format}: {error}. {advice}"
         ) from error
 
 
@@ -177,10 +180,8 @@ def find(paths: Paths) -> list[epath.Path]:
         ValueError: a name is that of a directory, a socket or a pipe.
         OSError: a file cannot be read.
     """
-    given: Any = paths
-    if isinstance(given, str | bytes | os.PathLike) or not isinstance(given, Iterable):
-        given = [given]
-    names: list[Any] = [*given]
+    is_one = isinstance(paths, str | bytes | os.PathLike) or not isinstance(paths, Iterable)
+    names: list[Any] = [paths] if is_one else [*cast(Iterable[Any], paths)]
     if not names:
         raise InvalidValue("no files were given; name one or more, or a glob such as data/*.txt")
     for name in names:
@@ -192,18 +193,18 @@ def find(paths: Paths) -> list[epath.Path]:
     texts = [os.fspath(name) for name in names]
     remote = any(text.startswith(objects.SCHEMES) for text in texts)
     matches = objects.together(_match, texts) if remote else map(_match, texts)
-    files = [file for found in matches for file in found]
+    files = [file for of_name in matches for file in of_name]
     for text in map(os.fspath, files):
         if is_local(text):
             _require_readable(text)
     return files
 
 
-def leave_out_repeats(found: Sequence[epath.Path]) -> list[epath.Path]:
+def leave_out_repeats(files: Sequence[epath.Path]) -> list[epath.Path]:
     """The files, each once whatever its names are; a warning tells of the others."""
     once: dict[Any, epath.Path] = {}
     repeats = []
-    for path in found:
+    for path in files:
         first = once.setdefault(_identify(path), path)
         if first is not path:
             repeats.append(f"{os.fspath(path)} (first as {os.fspath(first)})")
@@ -228,11 +229,12 @@ def _warn_of_missing(files: Sequence[epath.Path]) -> None:
 
 def _warn_of_splits(files: Sequence[epath.Path]) -> None:
     """Warns if files have names or folders of a split for training, and others of another one."""
-    parts = [file.parts for file in files]
-    folders = [*itertools.takewhile(lambda each: len({*each}) == 1, zip(*parts, strict=False))]
+    paths = [file.parts for file in files]
+    columns = zip(*paths, strict=False)
+    shared = [*itertools.takewhile(lambda names: len({*names}) == 1, columns)]
     splits = Counter[str]()
-    for names in parts:
-        words = re.findall(r"[a-z]+", "/".join(names[len(folders) :]).lower())
+    for names in paths:
+        words = re.findall(r"[a-z]+", "/".join(names[len(shared) :]).lower())
         splits.update([word for word in words if word in SPLITS][:1])
     if len(splits) > 1 and "train" in splits:
         text = "files of several splits are read together: %s; is that wanted?"
@@ -267,8 +269,8 @@ def _match(name: str) -> list[epath.Path]:
 
 def _no_files(folders: Sequence[epath.Path], name: str) -> InvalidValue:
     """The error of folders in place of files."""
-    inside = [each for folder in folders for each in sorted(folder.iterdir())]
-    saved = [os.fspath(each) for each in [*folders, *inside] if (each / "state.json").exists()]
+    inside = [path for folder in folders for path in sorted(folder.iterdir())]
+    saved = [os.fspath(path) for path in [*folders, *inside] if (path / "state.json").exists()]
     if saved:
         return InvalidValue(
             f"{name_some(saved)}: a data set that was saved to disk is given alone, by its folder; "
@@ -283,24 +285,25 @@ def _no_files(folders: Sequence[epath.Path], name: str) -> InvalidValue:
 
 def _expand(path: epath.Path) -> list[epath.Path]:
     """The files that match a glob, whose pattern begins with the first folder that is no name."""
-    wild = (part for part in (*reversed(path.parents), path) if re.search(r"[*?[{]", part.name))
-    first = next((part for part in wild if not part.exists()), None)
+    folders = (*reversed(path.parents), path)
+    wild = (folder for folder in folders if re.search(r"[*?[{]", folder.name))
+    first = next((folder for folder in wild if not folder.exists()), None)
     if first is None:
         raise Missing(f"there is no file {os.fspath(path)}; check the path")
     base, patterns = first.parent, path.parts[len(first.parts) - 1 :]
     if isinstance(path, ObjectPath):
         files = sorted(base.glob("/".join(patterns)))
-        known = zip(files, objects.heads(files), strict=True)
-        return [file for file, head in known if head is not None]
-    found = sorted({*_walk(os.fspath(base), *patterns)}, key=lambda name: name.split("/"))
-    names = [name for name in found if not os.path.isdir(name)]
-    if found and not names:
-        raise _no_files([*map(epath.Path, found)], os.fspath(path))
+        heads = zip(files, objects.heads(files), strict=True)
+        return [file for file, head in heads if head is not None]
+    matches = sorted({*_walk(os.fspath(base), *patterns)}, key=lambda name: name.split("/"))
+    names = [name for name in matches if not os.path.isdir(name)]
+    if matches and not names:
+        raise _no_files([*map(epath.Path, matches)], os.fspath(path))
     return [*map(epath.Path, names)]
 
 
 def _walk(folder: str, first: str, *others: str) -> Iterator[str]:
-    """The paths in a folder that match some patterns, one for each part of them."""
+    """The paths in a folder that match some patterns, one for each name in them."""
     names = os.listdir(folder)
     names = [name for name in names if name[0] != "." or first[0] == "."]
     if first != "**":
@@ -311,13 +314,13 @@ def _walk(folder: str, first: str, *others: str) -> Iterator[str]:
             elif os.path.isdir(path):
                 yield from _walk(path, *others)
         return
-    for each in _folders_in(folder):
-        yield from _walk(each, *(others or "*"))
+    for inner in _folders_in(folder):
+        yield from _walk(inner, *(others or "*"))
 
 
 def _folders_in(folder: str) -> list[str]:
     """A folder and all folders in it, each once; those behind links come last."""
-    found, links, seen = list[str](), [folder], set[str]()
+    folders, links, seen = list[str](), [folder], set[str]()
     while links:
         waiting = [links.pop(0)]
         while waiting:
@@ -325,12 +328,12 @@ def _folders_in(folder: str) -> list[str]:
             if (real := os.path.realpath(path)) in seen:
                 continue
             seen.add(real)
-            found.append(path)
-            inside = [each.path for each in os.scandir(path) if each.name[0] != "."]
-            folders = sorted(filter(os.path.isdir, inside), reverse=True)
-            waiting += [each for each in folders if not os.path.islink(each)]
-            links += [each for each in folders[::-1] if os.path.islink(each)]
-    return found
+            folders.append(path)
+            entries = [entry.path for entry in os.scandir(path) if entry.name[0] != "."]
+            inner = sorted(filter(os.path.isdir, entries), reverse=True)
+            waiting += [entry for entry in inner if not os.path.islink(entry)]
+            links += [entry for entry in inner[::-1] if os.path.islink(entry)]
+    return folders
 
 
 def _require_readable(name: str) -> None:

@@ -49,13 +49,13 @@ def fingerprint(value: Any) -> str:
     Raises:
         ValueError: it holds or names something that cannot be described; the message names that.
     """
-    if isinstance(given := getattr(value, "fingerprint", None), str):
-        return given
+    if isinstance(stated := getattr(value, "fingerprint", None), str):
+        return stated
     name = _name(value)
     described = repr(_Description(name).of(value, name)).encode(errors="surrogatepass")
     if dataclasses.is_dataclass(type(value)) and _is_clear(value):
         return repr(value)
-    return name if _is_known(value) else f"{name}-{hashlib.sha256(described).hexdigest()[:12]}"
+    return name if _is_named(value) else f"{name}-{hashlib.sha256(described).hexdigest()[:12]}"
 
 
 def _name(value: Any) -> str:
@@ -76,7 +76,7 @@ def _is_clear(value: Any) -> bool:
         return all(map(_is_clear, (*value, *value.values())))
     if isinstance(value, list | tuple):
         return all(map(_is_clear, value))
-    if dataclasses.is_dataclass(type(value)) and _is_known(type(value)):
+    if dataclasses.is_dataclass(type(value)) and _is_named(type(value)):
         fields = dataclasses.fields(cast(Any, value))
         return all(_is_clear(getattr(value, field.name)) for field in fields)
     return type(value) in PLAIN or isinstance(value, CLEAR)
@@ -87,7 +87,7 @@ def _is_routine(value: Any) -> bool:
     return inspect.isroutine(value) and not isinstance(value, functools.partial)
 
 
-def _is_known(value: Any) -> bool:
+def _is_named(value: Any) -> bool:
     """Whether the name of a function or class is enough: it is compiled, Python's or Lockstep's."""
     if not isinstance(getattr(value, "__self__", None), types.ModuleType | None):
         return False  # a bound method, which depends on its object
@@ -102,10 +102,10 @@ class _Description:
     def __init__(self, root: str):
         self._root = root
         # The numbers of functions and classes, which may name each other, by their ids.
-        self._found: dict[int, tuple[int, Any]] = {}
+        self._numbers: dict[int, tuple[int, Any]] = {}
 
-    def _refusal(self, value: Any, place: str, why: str) -> InvalidValue:
-        subject = "it" if place == self._root else place
+    def _refusal(self, value: Any, what: str, why: str) -> InvalidValue:
+        subject = "it" if what == self._root else what
         return InvalidValue(
             f"{self._root} has no fingerprint: {subject} is {value!r:.80}, {why}. Use functions of "
             "modules, and dataclasses of plain values; or give the object an attribute "
@@ -113,83 +113,83 @@ class _Description:
             'change: pipeline.templates.Function(…, fingerprint="v1")'
         )
 
-    def of(self, value: Any, place: str) -> Any:
-        """The description of a value that was found at `place`."""
+    def of(self, value: Any, what: str) -> Any:
+        """The description of a value, which `what` names in errors."""
         kind = type(value)
         if isinstance(value, enum.Enum):
-            return _name(kind), value.name, self.of(value.value, place)
+            return _name(kind), value.name, self.of(value.value, what)
         if isinstance(value, PLAIN):
-            base: Any = next(each for each in PLAIN if isinstance(value, each))
+            base: Any = next(plain for plain in PLAIN if isinstance(value, plain))
             return kind.__name__, base.__repr__(value), getattr(value, "parts", None)
         if isinstance(value, CLEAR) or kind.__module__ == "typing":
             return kind.__name__, repr(value)
         if isinstance(value, types.CodeType):
-            return self._of_code(value, place)
+            return self._of_code(value, what)
         if isinstance(value, re.Pattern):
             return "pattern", value.pattern, value.flags
         if isinstance(value, types.ModuleType | logging.Logger):
             return kind.__name__, getattr(value, "__name__", getattr(value, "name", ""))
-        if isinstance(value, types.FunctionType | type) and not _is_known(value):
-            new = id(value) not in self._found
-            number, _ = self._found.setdefault(id(value), (len(self._found), value))
+        if isinstance(value, types.FunctionType | type) and not _is_named(value):
+            is_new = id(value) not in self._numbers
+            number, _ = self._numbers.setdefault(id(value), (len(self._numbers), value))
             describe: Any = self._of_class if isinstance(value, type) else self._of_function
-            return number, describe(value, place) if new else None
+            return number, describe(value, what) if is_new else None
         if not isinstance(value, types.FunctionType) and hasattr(value, "__wrapped__"):
-            return self.of(value.__wrapped__, place)  # wrapped by a cache or a compiler
+            return self.of(value.__wrapped__, what)  # wrapped by a cache or a compiler
         if _is_routine(value) or isinstance(value, type):
-            parts = getattr(value, "__func__", None), getattr(value, "__self__", None)
-            return _name(value), self.of(parts, place)
-        if isinstance(given := getattr(value, "fingerprint", None), str):
-            return kind.__qualname__, given
+            method = getattr(value, "__func__", None), getattr(value, "__self__", None)
+            return _name(value), self.of(method, what)
+        if isinstance(stated := getattr(value, "fingerprint", None), str):
+            return kind.__qualname__, stated
         try:
-            return kind.__name__, self._of_object(value, place)
+            return kind.__name__, self._of_object(value, what)
         except RecursionError:
-            raise self._refusal(value, place, "which contains itself") from None
+            raise self._refusal(value, what, "which contains itself") from None
 
-    def _of_object(self, value: Any, place: str) -> Any:
+    def _of_object(self, value: Any, what: str) -> Any:
         if isinstance(value, functools.partial):
-            return self.of((value.func, value.args, value.keywords), place)
+            return self.of((value.func, value.args, value.keywords), what)
         if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
             return str(value.dtype), value.shape, hashlib.sha256(value.tobytes()).hexdigest()
         if isinstance(value, list | tuple):
-            return getattr(value, "_fields", ()), [self.of(entry, place) for entry in value]
+            return getattr(value, "_fields", ()), [self.of(entry, what) for entry in value]
         if isinstance(value, Mapping):
             entries = [*value.items(), getattr(value, "default_factory", None)]
-            return [self.of(entry, place) for entry in entries]
+            return [self.of(entry, what) for entry in entries]
         if isinstance(value, set | frozenset):  # their order differs between processes
-            return sorted(repr(_Description(self._root).of(entry, place)) for entry in value)
+            return sorted(repr(_Description(self._root).of(entry, what)) for entry in value)
         if not dataclasses.is_dataclass(value):
-            raise self._refusal(value, place, f"an instance of {type(value).__name__}")
+            raise self._refusal(value, what, f"an instance of {type(value).__name__}")
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
         if "__dataclass_fields__" not in vars(type(value)):  # a subclass with its own attributes
             fields |= getattr(value, "__dict__", {})
-        described = [(name, self.of(each, f"{place}.{name}")) for name, each in fields.items()]
-        return self.of(type(value), place), described
+        described = [(name, self.of(field, f"{what}.{name}")) for name, field in fields.items()]
+        return self.of(type(value), what), described
 
-    def _of_class(self, kind: type, place: str) -> Any:
+    def _of_class(self, kind: type, what: str) -> Any:
         """The description of a class: its bases, and what its body defines."""
-        described = [self.of(kind.__bases__, place)]
+        described = [self.of(kind.__bases__, what)]
         fields = getattr(kind, "__dataclass_fields__", {})
         for name, entry in sorted({**vars(kind), **getattr(kind, "__members__", {})}.items()):
             if isinstance(entry, property | functools.cached_property):
                 entry = getattr(entry, "fget", getattr(entry, "func", None))
             if isinstance(function := inspect.unwrap(cast(Any, entry)), types.FunctionType):
-                made = function.__code__.co_qualname.startswith("__create_fn__")  # by `dataclass`
-                skip = made or name == "__annotate_func__"  # of annotations, since Python 3.14
+                by_dataclass = function.__code__.co_qualname.startswith("__create_fn__")
+                skip = by_dataclass or name == "__annotate_func__"  # of annotations, since 3.14
             else:
                 skip = hasattr(entry, "__get__") or name in fields
                 skip |= name == "_abc_impl" or name[:1] == name[-1:] == "_"
             if not skip:
-                described.append((name, self.of(entry, f"{place}.{name}")))
+                described.append((name, self.of(entry, f"{what}.{name}")))
         return described
 
-    def _of_function(self, function: types.FunctionType, place: str) -> Any:
+    def _of_function(self, function: types.FunctionType, what: str) -> Any:
         code = function.__code__
         defaults = [function.__defaults__, function.__kwdefaults__]
-        described = [self._of_code(code, place), self.of(defaults, f"the defaults of {place}")]
+        described = [self._of_code(code, what), self.of(defaults, f"the defaults of {what}")]
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             if cell != types.CellType():  # not set yet
-                content = self.of(cell.cell_contents, f"{name}, which {place} captured,")
+                content = self.of(cell.cell_contents, f"{name}, which {what} captured,")
                 described.append((name, content))
         for name in sorted(set(_find_globals(code)) & set(function.__globals__)):
             value = function.__globals__[name]
@@ -197,22 +197,23 @@ class _Description:
             if defined and getattr(value, "__module__", None) != function.__module__:
                 described.append((name, _name(value)))
             elif not name.startswith("__"):
-                described.append((name, self.of(value, f"{name}, which {place} names,")))
+                described.append((name, self.of(value, f"{name}, which {what} names,")))
         return described
 
-    def _of_code(self, code: types.CodeType, place: str) -> Any:
+    def _of_code(self, code: types.CodeType, what: str) -> Any:
         with contextlib.suppress(OSError, TypeError, SyntaxError):
             source = textwrap.dedent(inspect.getsource(code))
             # If the file changed after it was imported, other lines are there.
             if re.search(rf"^(async )?def {code.co_name}\b", source, re.MULTILINE):
                 return source
-        return [getattr(code, f"co_{name}") for name in CODE], self.of(code.co_consts, place)
+        return [getattr(code, f"co_{name}") for name in CODE], self.of(code.co_consts, what)
 
 
 def _find_globals(code: types.CodeType) -> Iterator[str]:
     """The names that a function, and the functions inside it, look up in its module."""
-    every = dis.get_instructions(code)
-    yield from (each.argval for each in every if each.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            yield instruction.argval
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _find_globals(constant)

@@ -10,7 +10,7 @@ from typing import IO, Any
 from etils import epath
 
 from pipeline.errors import InvalidValue
-from pipeline.text.content import COUNTED, LONGEST, fail_rest, is_packed, open_text, skip
+from pipeline.text.content import COUNTED, LONGEST, decode, fail_rest, is_packed, open_text, skip
 from pipeline.text.source import Piece
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -58,37 +58,31 @@ class Lines:
                 if isinstance(data, InvalidValue):
                     yield Piece(name, [data], [at], 0, None)
                     return
-                own = self._split(data, at)
-                at, read = at + len(data), len(data)
+                records, offsets = self._split(data, at)
+                size_of_piece = len(data)
                 del data  # a line may be very long
-                yield Piece(name, *own, read, at if at < end else None)
+                at += size_of_piece
+                yield Piece(name, records, offsets, size_of_piece, at if at < end else None)
 
     def _split(self, data: bytes, at: int) -> tuple[list[Any], list[int]]:
         """The records of some lines that begin at byte `at` of a file, and where each begins."""
-        records, places = list[Any](), list[int]()
+        records, offsets = list[Any](), list[int]()
         if at == 0 and b"\n" not in data and b"\r" in data.strip():
             return [InvalidValue(f"its only line has carriage returns; {RETURNS}")], [at]
         for line in data.removesuffix(b"\n").split(b"\n"):
             if line.strip() not in (b"", BYTE_ORDER_MARK):
                 records.append(_record(line.rstrip(b"\r\n"), at, self.parse))
-                places.append(at)
+                offsets.append(at)
             at += len(line) + 1
-        return records, places
+        return records, offsets
 
 
 def _record(content: bytes, at: int, parse: Callable[[str], dict[str, Any]]) -> Any:
     """The record that begins at byte `at` of a file, or the error of one that is wrong."""
     try:
-        text = content.decode()
         # Files that were joined have a byte order mark where each began, and some tools add a
         # second one. Not "utf-8-sig", whose errors count bytes from after the mark.
-        return parse(text.lstrip("\ufeff"))
-    except UnicodeDecodeError as error:
-        return InvalidValue(
-            f"it is not UTF-8: byte {at + error.start:,} of the file is "
-            f"0x{content[error.start]:02x} ({error.reason}). Convert the file to UTF-8, for "
-            "example with iconv"
-        )
+        return parse(decode(content, at).lstrip("\ufeff"))
     except InvalidValue as error:
         return error
 

@@ -3,7 +3,7 @@
 import functools
 import re
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pipeline.errors import InvalidValue
@@ -48,8 +48,8 @@ class Markup(str):
         (('Q: ', True), ('Who?', False))
         """
         pieces: list[Any] = []
-        for own, name, root, spec, conversion in parse_format(text, "the text of a template"):
-            pieces.append((own, True))
+        for literal, name, root, spec, conversion in parse_format(text, "the text of a template"):
+            pieces.append((literal, True))
             if name is None:
                 continue
             if root not in fields and "." in root:
@@ -71,27 +71,22 @@ class Markup(str):
             pieces.append((as_text(value, f"its field {name!r}", blank), False))
         return join(*pieces)
 
-    def split_at(self, place: int) -> "tuple[Markup, Markup]":
-        """The first `place` characters, and the others.
+    def cut(self, offsets: Sequence[int]) -> "list[Markup]":
+        """The pieces between some offsets, which ascend, one more than there are offsets.
 
-        >>> [each.parts for each in Markup.fill("Q: {q}", {"q": "Who?"}).split_at(4)]
+        >>> [piece.parts for piece in Markup.fill("Q: {q}", {"q": "Who?"}).cut([4])]
         [(('Q: ', True), ('W', False)), (('ho?', False),)]
         """
-        first, rest = self.cut([place])
-        return first, rest
-
-    def cut(self, places: Sequence[int]) -> "list[Markup]":
-        """The pieces between some places, which ascend, one more than there are places."""
         pieces: list[list[Any]] = [[]]
-        begin, due = 0, list(reversed(places))
-        for text, own in self.parts:
+        begin, due = 0, list(reversed(offsets))
+        for text, is_markup in self.parts:
             end = begin + len(text)
             while due and due[-1] < end:
-                at = max(due.pop() - begin, 0)
-                pieces[-1].append((text[:at], own))
+                size = max(due.pop() - begin, 0)
+                pieces[-1].append((text[:size], is_markup))
                 pieces.append([])
-                text, begin = text[at:], begin + at
-            pieces[-1].append((text, own))
+                text, begin = text[size:], begin + size
+            pieces[-1].append((text, is_markup))
             begin = end
         return [join(*piece) for piece in [*pieces, *([] for _ in due)]]
 
@@ -106,7 +101,7 @@ class Markup(str):
 def parse_format(
     text: str, what: str
 ) -> tuple[tuple[str, str | None, str, str | None, str | None], ...]:
-    """The pieces of a format string: own text, then a field's name, its root, spec and conversion.
+    """The pieces of a format string: literal text, a field's name, its root, spec and conversion.
 
     `what` names the string in errors, which are about braces and fields without a name.
     """
@@ -125,8 +120,8 @@ def parse_format(
             "is {{ or }}"
         ) from None
     return tuple(
-        (own, name, (name or "").split("[")[0], spec, conversion)
-        for own, name, spec, conversion in pieces
+        (literal, name, (name or "").split("[")[0], spec, conversion)
+        for literal, name, spec, conversion in pieces
     )
 
 
@@ -137,7 +132,8 @@ def is_blank(format: str, filled: str) -> bool:
     (True, False)
     """
     has_fields = any(name is not None for _, name, *_ in parse_format(format, "a format"))
-    return has_fields and not any(text.strip() for text, own in parts_of(filled) if not own)
+    fields = (text for text, is_markup in parts_of(filled) if not is_markup)
+    return has_fields and not any(map(str.strip, fields))
 
 
 def _format(value: Any, what: str, null: str | None, spec: str, conversion: str | None) -> str:
@@ -160,14 +156,19 @@ def join(*pieces: Any) -> Markup:
     """Markup of texts, and of pairs as in `parts`; neighbours of the same kind become one part."""
     parts: list[tuple[str, bool]] = []
     for piece in pieces:
-        for text, own in [piece] if isinstance(piece, tuple) else parts_of(piece):
-            if parts and parts[-1][1] == own:
+        for text, is_markup in [piece] if isinstance(piece, tuple) else parts_of(piece):
+            if parts and parts[-1][1] == is_markup:
                 text = parts.pop()[0] + text
             if text:
-                parts.append((text, own))
+                parts.append((text, is_markup))
     joined = str.__new__(Markup, "".join(text for text, _ in parts))
     joined.parts = tuple(parts)
     return joined
+
+
+def any_of(texts: Iterable[str]) -> str:
+    """A pattern of any of some texts, of which the first counts; of none, it matches nothing."""
+    return "|".join(map(re.escape, texts)) or "(?!)"
 
 
 def is_mark(token: str) -> bool:

@@ -60,7 +60,7 @@ class Ragged:
     @property
     def features(self) -> dict[str, Feature]:
         """The features of all columns but the tokens, by name."""
-        return {name: each.feature for name, each in self.columns.items() if name != TOKENS}
+        return {name: column.feature for name, column in self.columns.items() if name != TOKENS}
 
     @property
     def flat(self) -> np.ndarray:
@@ -76,8 +76,12 @@ class Ragged:
     @property
     def size(self) -> int:
         """What it adds to a part: tokens, or arrays in units of four bytes."""
-        known = {name: each.feature for name, each in self.columns.items()}
-        return int(self.counts.sum()) * width_of(known) // 4
+        return int(self.counts.sum()) * width_of(self._schema) // 4
+
+    @property
+    def _schema(self) -> dict[str, Feature]:
+        """The features of all columns, by name."""
+        return {name: column.feature for name, column in self.columns.items()}
 
     @property
     def digest(self) -> str:
@@ -89,7 +93,7 @@ class Ragged:
                 "2**32 - 1"
             )
         sha = hashlib.sha256()
-        if find_lead({name: each.feature for name, each in self.columns.items()}):
+        if find_lead(self._schema):
             sha.update(np.ascontiguousarray(self.counts, "<u4").data)
         for name in sorted(self.columns, key=lambda name: (name != TOKENS, name != WEIGHTS, name)):
             feature, values = self.columns[name]
@@ -116,15 +120,16 @@ class Ragged:
 
 def width_of(columns: Mapping[str, Feature]) -> int:
     """The bytes of a position that count for the size of a part, at least 4; 4 of tokens."""
-    moving = (each for each in columns.values() if not each.per_example)
-    width = 4 if TOKENS in columns else sum(each.size * each.dtype.itemsize for each in moving)
-    return max(width, 4)
+    if TOKENS in columns:
+        return 4
+    moving = [feature for feature in columns.values() if not feature.per_example]
+    return max(sum(feature.size * feature.dtype.itemsize for feature in moving), 4)
 
 
 def find_lead(columns: Mapping[str, Feature]) -> str | None:
     """The column whose values tell where examples begin: the tokens, or the first of arrays."""
-    every = (name for name, feature in columns.items() if not feature.per_example)
-    return TOKENS if TOKENS in columns else next(every, None)
+    moving = (name for name, feature in columns.items() if not feature.per_example)
+    return TOKENS if TOKENS in columns else next(moving, None)
 
 
 def divide_arrays(
@@ -141,18 +146,19 @@ def divide_arrays(
         vocab_size: if given, ids must be below it.
         lookahead: the number of tokens that an example has beyond its length.
     """
-    columns, known = split_columns(columns, _join_sides(sides))
-    weighted = {WEIGHTS: known[WEIGHTS]} if WEIGHTS in known else {}
+    columns, all_features = split_columns(columns, _join_sides(sides))
+    weighted = {WEIGHTS: all_features[WEIGHTS]} if WEIGHTS in all_features else {}
     tokens = next(iter(sides)) if TOKENS in columns else None
     # An iterator may reuse the memory of an entry for the next one.
     lasting = all(isinstance(column, list | tuple | np.ndarray) for column in columns.values())
-    block = CHECKED if lasting else 1
+    at_once = CHECKED if lasting else 1
     buffers: dict[str, Buffer] = {}
-    measured = len(sides) > 1 or tokens is None or any(each.to for each in known.values())
+    has_pointers = any(feature.to for feature in all_features.values())
+    measured = len(sides) > 1 or tokens is None or has_pointers
     for number, example in zip_columns(columns):
         if not buffers:
             buffers = {
-                side: Buffer({**features, **weighted}, vocab_size, block)
+                side: Buffer({**features, **weighted}, vocab_size, at_once)
                 if side == tokens
                 else Buffer.of_arrays(features, example)
                 for side, features in sides.items()
@@ -164,11 +170,9 @@ def divide_arrays(
         if measured:
             measure(example, sides, sizes, f" of example {number}")
         for side, buffer in buffers.items():
-            if side == tokens:
-                mine = {name: example[name] for name in (TOKENS, *buffer.features)}
-                buffer.add(mine, number)
-            else:
-                buffer.add({name: example[name] for name in sides[side]}, number, sizes[side])
+            names = (TOKENS, *buffer.features) if side == tokens else sides[side]
+            entries = {name: example[name] for name in names}
+            buffer.add(entries, number, None if side == tokens else sizes[side])
             if buffer.full:
                 yield side, buffer.take()
     for side, buffer in buffers.items():
@@ -177,7 +181,7 @@ def divide_arrays(
 
 
 def _join_sides(sides: Mapping[str, Mapping[str, Feature]]) -> dict[str, Feature]:
-    return {name: each for features in sides.values() for name, each in features.items()}
+    return {name: feature for features in sides.values() for name, feature in features.items()}
 
 
 def measure(
@@ -209,11 +213,11 @@ def measure(
                 )
     for name, feature in _join_sides(sides).items():
         if feature.to is not None:
-            places, room = as_array(example[name], f"{name}{what}"), sizes[feature.to]
-            for at in places[(places < NOWHERE) | (places >= room)][:1] if places.size else ():
+            positions, size = as_array(example[name], f"{name}{what}"), sizes[feature.to]
+            if positions.size and (outside := (positions < NOWHERE) | (positions >= size)).any():
                 raise InvalidValue(
-                    f"{name}{what} points to position {at} of {feature.to}, which has {room:,}; "
-                    f"give positions from 0, or {NOWHERE} for none"
+                    f"{name}{what} points to position {positions[outside][0]} of {feature.to}, "
+                    f"which has {size:,}; give positions from 0, or {NOWHERE} for none"
                 )
 
 
@@ -223,24 +227,23 @@ class Buffer:
     Args:
         features: by name, with `LOSS_WEIGHTS` as `WEIGHTS` if tokens have weights.
         vocab_size: if given, ids must be below it.
-        block: the number of examples that are checked at once; until then, their entries must not
-            change.
+        at_once: the number of examples that are checked together; until then, their entries must
+            not change.
 
     Attributes:
         features: as given; a feature without a dtype gets that of the first example.
     """
 
-    def __init__(self, features: Mapping[str, Feature], vocab_size: int | None, block: int = 1):
-        self.features, self._vocab_size, self._block = dict(features), vocab_size, block
+    def __init__(self, features: Mapping[str, Feature], vocab_size: int | None, at_once: int = 1):
+        self.features, self._vocab_size, self._at_once = dict(features), vocab_size, at_once
         self._width = 4
         self._clear()
 
     @classmethod
     def of_arrays(cls, features: Mapping[str, Feature], example: Mapping[str, Any]) -> "Buffer":
         """The buffer of a side of arrays, the first of which tell their dtypes."""
-        known = {name: each.infer(example[name], name) for name, each in features.items()}
-        buffer = cls(known, None)
-        buffer._width = width_of(known)
+        buffer = cls({name: f.infer(example[name], name) for name, f in features.items()}, None)
+        buffer._width = width_of(buffer.features)
         return buffer
 
     def _clear(self) -> None:
@@ -267,7 +270,7 @@ class Buffer:
             ids = as_array(example[TOKENS], f"example {number}")
             example, tokens = {**example, TOKENS: ids}, ids.size
         self._rows.append((number, tokens, example))
-        if len(self._rows) == self._block:
+        if len(self._rows) == self._at_once:
             self._check()
         if len(self._checked) >= JOINED:
             self._joined.append(Ragged.concatenate(self._checked))
@@ -291,18 +294,19 @@ class Buffer:
         _, counts, entries = zip(*rows, strict=True)
         columns = {}
         if TOKENS in entries[0]:
-            flat = validate_tokens([each[TOKENS] for each in entries], what, self._vocab_size)
+            tokens = [entry[TOKENS] for entry in entries]
+            flat = validate_tokens(tokens, what, self._vocab_size)
             columns[TOKENS] = Column(TOKEN_IDS, flat.astype(np.int32, copy=False))
         for name, feature in self.features.items():
-            given = [each[name] for each in entries]
-            of = f"the weights of {what}" if name == WEIGHTS else f"{name} of {what}"
-            feature = feature.infer(given[0], of)
-            columns[name] = Column(feature, feature.convert(given, of, counts))
+            values = [entry[name] for entry in entries]
+            of_what = f"the weights of {what}" if name == WEIGHTS else f"{name} of {what}"
+            feature = feature.infer(values[0], of_what)
+            columns[name] = Column(feature, feature.convert(values, of_what, counts))
             if name == WEIGHTS:
-                require_weights(columns[name].values, of)
-        made = Ragged(np.array(counts, np.int64), columns)
-        self.features = made.features
-        return made
+                require_weights(columns[name].values, of_what)
+        joined = Ragged(np.array(counts, np.int64), columns)
+        self.features = joined.features
+        return joined
 
     def take(self) -> Ragged:
         """All examples in the buffer, at least one; empties it."""

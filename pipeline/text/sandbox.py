@@ -6,19 +6,20 @@ import functools
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pipeline.errors import InvalidValue, NotInstalled, require
-
-# Characters that no text has: what a model generates is between them.
-BEGIN, END = "\ufdd1", "\ufdd2"
-
-# Methods of texts whose result may be much longer than they are.
-WIDENING = ("ljust", "rjust", "center", "zfill", "replace", "join", "expandtabs", "format")
+from pipeline.text.regions import BEGIN, END
 
 # A template may run for so many seconds, and no text in it may have more characters.
 SECONDS, LARGEST = 20, 1 << 26
+
+# Methods whose result is as long as their argument says.
+WIDENING = ("ljust", "rjust", "center", "zfill", "expandtabs", "to_bytes")
+
+# Filters that count as far as their argument says, and the most that it may be, as for `range`.
+COUNTING, MOST = ("batch", "slice", "round"), 100_000
 
 # When the template that runs now has to end.
 _deadline: contextvars.ContextVar[float] = contextvars.ContextVar("deadline")
@@ -31,7 +32,7 @@ def render(template: str, values: Mapping[str, Any]) -> str:
         ValueError: it is not Jinja, it fails, or it goes beyond a bound.
         ImportError: jinja2 is not installed, or is older than 3.1.6, whose sandbox has a hole.
     """
-    compiled = compile_template(template)
+    compiled = _compile(template)
     token = _deadline.set(time.monotonic() + SECONDS)
     pieces, size = list[str](), 0
     try:
@@ -65,19 +66,96 @@ def _require_small(size: float) -> None:
         raise InvalidValue(f"it makes a text of more than {LARGEST:,} characters; correct it")
 
 
-def _size(value: Any) -> float:
-    return len(value) if hasattr(value, "__len__") else abs(value) if is_whole(value) else 1
-
-
-def is_whole(value: Any) -> bool:
-    """Whether a value is an int."""
+def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _require_short_format(text: Any) -> None:
-    """Refuses a format whose fields are very wide."""
+def _size(value: Any) -> float:
+    return len(value) if hasattr(value, "__len__") else abs(value) if _is_whole(value) else 1
+
+
+def _product(left: Any, right: Any) -> float:
+    """The size of a text, or another sequence, that is repeated."""
+    sequences = isinstance(left, str | list | tuple) or isinstance(right, str | list | tuple)
+    return _size(left) * _size(right) if sequences else 0
+
+
+def _find_widest(values: Any) -> float:
+    """The largest of the whole numbers among the arguments of a method or a filter."""
+    return max(map(_size, filter(_is_whole, values)), default=0)
+
+
+def _require_short_format(text: Any, values: Any) -> None:
+    """Refuses a format whose fields are very wide, by its text, or by values that are widths."""
     if isinstance(text, str):
         _require_small(max(map(int, re.findall(r"\d{1,18}", text)), default=0))
+        if "*" in text or re.search(r"\{[^}]*\{", text):
+            entries = [
+                entry for value in values if isinstance(value, dict) for entry in value.values()
+            ]
+            _require_small(_find_widest([*values, *entries]))
+
+
+def _require_small_join(separator: Any, items: Any) -> list[Any]:
+    """The items as a list, after refusing those that make a long text with a separator."""
+    items = [*items]
+    lengths = (len(item) if hasattr(item, "__len__") else 1 for item in items)
+    _require_small(sum(lengths) + _size(separator) * len(items))
+    return items
+
+
+def _bound_filter(function: Any) -> Any:
+    """A filter whose widths, and the product of the texts that it puts together, are bounded."""
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **options: Any) -> Any:
+        values = [
+            value for value in (*arguments, *options.values()) if isinstance(value, str | int)
+        ]
+        if values and function.__name__ == "do_format":
+            _require_short_format(values[0], values[1:])
+        else:
+            _require_small(_find_widest(values))
+        if function.__name__ == "do_replace":
+            _require_small(_product(values[0], values[-1]))
+        return function(*arguments, **options)
+
+    return call
+
+
+def _bound_count(function: Any) -> Any:
+    """A filter whose count, which comes after its value, is bounded."""
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **options: Any) -> Any:
+        if _find_widest((*arguments[1:], *options.values())) > MOST:
+            raise InvalidValue(f"it counts beyond {MOST:,}; correct it")
+        return function(*arguments, **options)
+
+    return call
+
+
+def _bound_join(function: Any) -> Any:
+    """The filter that joins items, whose text is bounded."""
+
+    @functools.wraps(function)
+    def call(context: Any, value: Any, d: str = "", attribute: Any = None) -> Any:
+        return function(context, _require_small_join(d, value), d, attribute)
+
+    return call
+
+
+def _tick(context: Any, value: None) -> None:
+    if time.monotonic() > _deadline.get():
+        raise InvalidValue(f"it runs for more than {SECONDS} seconds; correct it")
+
+
+def _concatenate(context: Any, *values: Any) -> str:
+    return _concat(map(str, values))
+
+
+def _concat(texts: Iterable[str]) -> str:
+    return "".join(_require_small_join("", texts))
 
 
 def _as_json(
@@ -88,38 +166,27 @@ def _as_json(
     sort_keys: bool = False,
 ) -> str:
     """JSON as transformers spells it."""
+    if _find_widest([indent]) > MOST:
+        raise InvalidValue(f"it indents JSON beyond {MOST:,}; correct it")
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
-
-
-def _tick(context: Any, value: None) -> None:
-    if time.monotonic() > _deadline.get():
-        raise InvalidValue(f"it runs for more than {SECONDS} seconds; correct it")
-
-
-def _concatenate(context: Any, *values: Any) -> str:
-    texts = [*map(str, values)]
-    _require_small(sum(map(len, texts)))
-    return "".join(texts)
 
 
 def _fail(message: str) -> None:
     raise InvalidValue(message)
 
 
-@functools.lru_cache(16)
-def compile_template(text: str) -> Any:
-    """A template of jinja2, whose loops and texts are bounded."""
+@functools.cache
+def _environment() -> Any:
+    """The environment of all templates, in which operations that may make long texts are bounded.
+
+    Raises:
+        ImportError: jinja2 is not installed.
+    """
     sandbox: Any = require("jinja2.sandbox", extra="jinja", purpose="a chat template")
     import jinja2
     from jinja2 import ext, nodes
-
-    if (version := tuple(map(int, re.findall(r"\d+", jinja2.__version__)[:3]))) < (3, 1, 6):
-        raise NotInstalled(
-            f"jinja2 is {'.'.join(map(str, version))}, in which a template can leave the sandbox; "
-            "pip install 'jinja2>=3.1.6'"
-        )
 
     class Generation(ext.Extension):
         """The block that transformers has for text that a model generates."""
@@ -139,6 +206,7 @@ def compile_template(text: str) -> Any:
         """Refuses what is unsafe at once, rather than giving it the value of a missing name."""
 
         intercepted_binops = frozenset(["+", "*", "**", "%"])
+        concat = staticmethod(_concat)  # of blocks, macros and what is set to a block
 
         def unsafe_undefined(self, obj: Any, attribute: str) -> Any:
             raise sandbox.SecurityError(f"{attribute!r} of {type(obj).__name__!r} is unsafe")
@@ -150,21 +218,23 @@ def compile_template(text: str) -> Any:
                     return left + right
                 _require_small(_size(left) + _size(right) if isinstance(left, list) else 0)
             elif operator == "%":
-                _require_short_format(left)
+                _require_short_format(left, right if isinstance(right, tuple) else [right])
             else:
-                bits = _size(right) * (left.bit_length() if is_whole(left) else 1)
+                bits = _size(right) * (left.bit_length() if _is_whole(left) else 1)
                 _require_small(bits if operator == "**" else _product(left, right))
             return super().call_binop(context, operator, left, right)
 
         def call(self, context: Any, function: Any, *arguments: Any, **options: Any) -> Any:
-            if (name := getattr(function, "__name__", "")) in WIDENING:
-                given = (*arguments, *options.values())
-                _require_small(max((_size(each) for each in given if is_whole(each)), default=0))
-                of = getattr(getattr(function, "__wrapped__", function), "__self__", None)
-                if name == "format":
-                    _require_short_format(of)
-                elif name in ("replace", "join"):
-                    _require_small(_product(of, given[-1] if given else ""))
+            name, values = getattr(function, "__name__", ""), (*arguments, *options.values())
+            text = getattr(getattr(function, "__wrapped__", function), "__self__", None)
+            if name in WIDENING:
+                _require_small(_find_widest(values))
+            elif name in ("format", "format_map"):
+                _require_short_format(text, values)
+            elif name == "replace":
+                _require_small(_product(text, values[-1] if values else ""))
+            elif name == "join" and len(arguments) == 1:
+                arguments = (_require_small_join(text, arguments[0]),)
             return super().call(context, function, *arguments, **options)
 
     environment = Sandbox(
@@ -172,66 +242,78 @@ def compile_template(text: str) -> Any:
     )
     for name in ("center", "format", "indent", "replace"):
         environment.filters[name] = _bound_filter(environment.filters[name])
+    for name in COUNTING:
+        environment.filters[name] = _bound_count(environment.filters[name])
+    environment.filters["join"] = _bound_join(environment.filters["join"])
+    # Their results differ each time, so that a corpus could not be made again.
+    del environment.filters["random"], environment.globals["lipsum"]
     # Filters that get the context are not computed when a template is compiled.
     environment.filters["tick"] = jinja2.pass_context(_tick)
     environment.filters["concatenate"] = jinja2.pass_context(_concatenate)
     environment.filters["tojson"] = _as_json
     environment.globals["raise_exception"] = _fail
+    return environment
+
+
+@functools.lru_cache(16)
+def _compile(text: str) -> Any:
+    """A template whose loops and macros look at the clock, and whose `~` looks at sizes.
+
+    Raises:
+        ValueError: it is not Jinja.
+        ImportError: see `render`.
+    """
+    environment = _environment()
+    import jinja2
+
+    if (version := tuple(map(int, re.findall(r"\d+", jinja2.__version__)[:3]))) < (3, 1, 6):
+        raise NotInstalled(
+            f"jinja2 is {'.'.join(map(str, version))}, in which a template can leave the sandbox; "
+            "pip install 'jinja2>=3.1.6'"
+        )
     try:
-        tree = environment.parse(text)
+        tree = _bound(environment.parse(text), jinja2.nodes)
+        code = environment.compile(tree.set_environment(environment))
     except jinja2.TemplateSyntaxError as error:
         raise InvalidValue(
             f"the chat template is not Jinja: {error}, in line {error.lineno}; give another one as "
             "template="
         ) from error
-    return jinja2.Template.from_code(
-        environment, environment.compile(_bound(tree, nodes)), environment.make_globals(None)
-    )
-
-
-def _product(left: Any, right: Any) -> float:
-    """The size of a text, or another sequence, that is repeated."""
-    sequences = isinstance(left, str | list | tuple) or isinstance(right, str | list | tuple)
-    return _size(left) * _size(right) if sequences else 0
-
-
-def _bound_filter(function: Any) -> Any:
-    """A filter whose widths, and the product of the texts that it puts together, are bounded."""
-
-    @functools.wraps(function)
-    def call(*arguments: Any, **options: Any) -> Any:
-        given = [each for each in (*arguments, *options.values()) if isinstance(each, str | int)]
-        _require_small(max((_size(each) for each in given if is_whole(each)), default=0))
-        if given and function.__name__ == "do_format":
-            _require_short_format(given[0])
-        if function.__name__ == "do_replace":
-            _require_small(_product(given[0], given[-1]))
-        return function(*arguments, **options)
-
-    return call
+    return jinja2.Template.from_code(environment, code, environment.make_globals(None))
 
 
 def _bound(tree: Any, nodes: Any) -> Any:
-    """A template whose loops and macros look at the clock, and whose `~` looks at sizes."""
-
     def apply(name: str, value: Any, arguments: Any, line: int) -> Any:
         return nodes.Filter(value, name, arguments, [], None, None).set_lineno(line)
 
-    def replace(node: Any) -> Any:
-        for name, value in [*node.iter_fields()]:
-            if isinstance(value, list):
-                changed = [
-                    replace(each) if isinstance(each, nodes.Node) else each for each in value
-                ]
-                setattr(node, name, changed)
-            elif isinstance(value, nodes.Node):
-                setattr(node, name, replace(value))
-        if isinstance(node, nodes.Concat):
-            first, *others = node.nodes
-            return apply("concatenate", first, others, node.lineno)
-        return node
+    def replace(value: Any) -> Any:
+        """A node with the filter "concatenate" for each `~` in it; others as they are."""
+        if isinstance(value, list):
+            return [*map(replace, value)]
+        if not isinstance(value, nodes.Node):
+            return value
+        for name, child in [*value.iter_fields()]:
+            setattr(value, name, replace(child))
+        if isinstance(value, nodes.Concat):
+            first, *others = value.nodes
+            return apply("concatenate", first, others, value.lineno)
+        return value
 
     for node in tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
         tick = apply("tick", nodes.Const(None), [], node.lineno)
         node.body.insert(0, nodes.ExprStmt(tick).set_lineno(node.lineno))
-    return replace(tree).set_environment(tree.environment)
+    return replace(tree)
+
+
+def find_sought(template: str) -> set[str]:
+    """The texts that a template looks for in others, such as `</think>`, and `<think>` with it."""
+    _compile(template)  # or it is refused
+    tree = _environment().parse(template)
+    from jinja2 import nodes
+
+    calls = (call for call in tree.find_all(nodes.Call) if isinstance(call.node, nodes.Getattr))
+    operands = [operand for call in calls for operand in call.args]
+    operands += [test.expr for test in tree.find_all(nodes.Compare) if test.ops[0].op == "in"]
+    values = [operand.value for operand in operands if isinstance(operand, nodes.Const)]
+    texts = {value for value in values if isinstance(value, str) and value}
+    return {*texts, *(text.replace("</", "<", 1) for text in texts)}

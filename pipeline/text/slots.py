@@ -35,7 +35,7 @@ class Slots(str):
 
     def values(self, features: Mapping[str, Feature]) -> dict[str, np.ndarray]:
         """The values of features of tokens, `[n, *shape]`, by name."""
-        pointers = [name for name, each in features.items() if each.to is not None]
+        pointers = [name for name, feature in features.items() if feature.to is not None]
         if not isinstance(self.at, Mapping) and len(pointers) != 1:
             raise InvalidValue(
                 f"it returned Slots, and the pointers of tokens are {', '.join(pointers) or 'none'}"

@@ -1,4 +1,4 @@
-"""Sources: records in shards, which are read in blocks; and records in Python.
+"""Sources: records by number, or in shards, which are read in blocks.
 
 A shard is found without reading what is in it, and one worker reads it once, in order. The sizes of
 shards and blocks decide where a corpus is divided into parts, and so its fingerprint.
@@ -6,10 +6,7 @@ shards and blocks decide where a corpus is divided into parts, and so its finger
 
 import abc
 import dataclasses
-import hashlib
 import itertools
-import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -23,9 +20,8 @@ from pipeline.text.values import as_text, name_fields
 SHARE, LEAST, MOST = 2048, 1 << 22, 1 << 30
 # Bytes of text of a block, at least, and records that are requested at once, at most.
 BLOCK, REQUEST = 1 << 20, 512
-# The default fingerprint of `Records`, and the size of shards of numbers, come from this many
-# records, spread evenly.
-SAMPLES, SIZED = 1024, 64
+# The size of shards of numbers comes from this many records, spread evenly.
+SIZED = 64
 
 
 class Source(Protocol):
@@ -80,15 +76,15 @@ class Block:
 
     def place(self, number: int) -> dict[str, Any]:
         """The place of a record, as JSON."""
-        file, at = self.places[number]
-        return ({"file": file} if file else {}) | ({self.unit: at} if self.unit else {})
+        file, offset = self.places[number]
+        return ({"file": file} if file else {}) | ({self.unit: offset} if self.unit else {})
 
     def where(self, number: int, *, count: bool = True) -> str:
         """The place of a record, for messages; the lines before it are counted now, if wanted."""
-        file, at = self.places[number]
+        file, offset = self.places[number]
         if self.unit == "byte" and count:
-            return f"{file}, line {count_lines(as_path(file), at) + 1:,} (byte {at:,})"
-        return ", ".join(filter(None, [file, self.unit and f"{self.unit} {at:,}"]))
+            return f"{file}, line {count_lines(as_path(file), offset) + 1:,} (byte {offset:,})"
+        return ", ".join(filter(None, [file, self.unit and f"{self.unit} {offset:,}"]))
 
 
 class Doubted(dict[str, Any]):
@@ -235,7 +231,7 @@ class Numbered(Sharded):
         except Exception as error:
             if len(numbers) == 1:
                 return [error]
-            return [each for number in numbers for each in self._read([number])]
+            return [record for number in numbers for record in self._read([number])]
 
     def __str__(self) -> str:
         return str(self.source)
@@ -269,102 +265,3 @@ def text_of(record: Mapping[str, Any], field: str) -> str:
             "that holds the text with field="
         )
     return as_text(record[field], f"its field {field!r}")
-
-
-class Records:
-    """Anything with a length and random access: a list, a `grain.MapDataset`, a data source.
-
-    Entries are dicts, or texts (`str`, `bytes`), which become `{"text": …}`. Many are requested at
-    once if `records` has `__getitems__`, as data sources of Grain and TFDS have.
-
-    >>> Records(["one", "two"])[1]
-    {'text': 'two'}
-
-    Args:
-        records: entries by number; workers pickle it.
-        fingerprint: that of `Source`. None: a hash of the length and up to 1,024 entries spread
-            evenly, so a change that misses all of them goes unnoticed.
-
-    Raises:
-        ValueError: `records` has no length, or no random access; or, while reading, an entry is
-            neither dict nor text.
-    """
-
-    def __init__(self, records: Any, *, fingerprint: str | None = None):
-        has_numbers = hasattr(records, "__getitem__") and hasattr(records, "__len__")
-        if (
-            not has_numbers
-            or isinstance(records, str | bytes | Mapping)
-            or hasattr(records, "iloc")
-            or hasattr(records, "to_pylist")
-        ):
-            raise InvalidValue(
-                f"records is a {type(records).__name__}, not records by number; give a list of "
-                "them, or of a data frame frame.to_dict('records'), or table.to_pylist()"
-            )
-        self.records, self._given = records, fingerprint
-
-    @property
-    def fingerprint(self) -> str:
-        """See `Source`."""
-        if self._given is not None:
-            return self._given
-        samples = min(len(self), SAMPLES)
-        entries = read_records(self.records, [at * len(self) // samples for at in range(samples)])
-        try:
-            lines = [json.dumps(entry, sort_keys=True, default=_as_json) for entry in entries]
-        except TypeError as error:  # such as None, where csv.DictReader has cells without a name
-            raise InvalidValue(
-                f"the records have no fingerprint: {error}; the keys of a record, and of dicts in "
-                "it, must be texts: remove others"
-            ) from error
-        content = "".join(f"{line}\n" for line in [len(self), *lines])
-        return f"records-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
-
-    def __len__(self) -> int:
-        return len(self.records)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return _as_record(self.records[index])
-
-    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """The records with these numbers."""
-        return list(map(_as_record, read_records(self.records, [int(each) for each in indices])))
-
-    def __str__(self) -> str:
-        return f"{len(self):,} records of a {type(self.records).__name__}"
-
-
-def _as_record(entry: Any) -> dict[str, Any]:
-    if isinstance(entry, dict):
-        if None in entry:
-            raise InvalidValue(
-                f"it has cells without a name, {entry[None]!r:.80}, as csv.DictReader gives them "
-                "where a delimiter is not quoted; read the file with pipeline.sources.Csv, which "
-                "names its line"
-            )
-        return entry
-    if isinstance(entry, str | bytes):
-        return {"text": entry}
-    hint = "; a filtered MapDataset has gaps, so give a list of it" if entry is None else ""
-    raise InvalidValue(
-        f"it is a {type(entry).__name__}, and a record must be a dict, or text{hint}"
-    )
-
-
-def _as_json(value: Any) -> Any:
-    """JSON for a value that has none: arrays and sets become lists, bytes become text."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    if isinstance(value, bytes):
-        return value.decode(errors="backslashreplace")
-    if isinstance(value, set | frozenset):
-        return sorted(map(repr, value))
-    text = repr(value)
-    if re.search(r" at 0x[0-9a-f]+", text):
-        raise InvalidValue(
-            f"the records have no fingerprint: one holds {text:.80}, whose address differs between "
-            "processes; remove such fields, or give a string that you change whenever the records "
-            'change, as in Records(records, fingerprint="v1")'
-        )
-    return text

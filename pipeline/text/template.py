@@ -9,9 +9,10 @@ import numpy as np
 
 from pipeline.errors import InvalidValue
 from pipeline.text.features import Feature
+from pipeline.text.notes import is_inspecting, note, watch
 from pipeline.text.slots import Slots
 from pipeline.text.turns import UNANSWERED
-from pipeline.text.values import as_text, decode_bytes, is_inspecting, name_fields, note, watch
+from pipeline.text.values import as_text, decode_bytes, name_fields
 
 MOST = float(np.finfo(np.float32).max)  # that a weight can be
 
@@ -57,7 +58,7 @@ class Traits:
     features: Mapping[str, Feature] = dataclasses.field(default_factory=dict)
 
 
-TRAITS = tuple(each.name for each in dataclasses.fields(Traits))
+TRAITS = tuple(trait.name for trait in dataclasses.fields(Traits))
 
 
 def traits_of(template: Any) -> Traits:
@@ -65,13 +66,13 @@ def traits_of(template: Any) -> Traits:
 
     `fields` may also be an attribute of a user's own, which is no mapping of these sides.
     """
-    given: dict[str, Any] = {
+    traits: dict[str, Any] = {
         name: value for name in TRAITS if (value := getattr(template, name, None)) is not None
     }
-    fields, sides = given.get("fields"), given.get("sides", ())
+    fields, sides = traits.get("fields"), traits.get("sides", ())
     if not isinstance(fields, Mapping) or {*fields} != {*sides}:
-        given["fields"] = None
-    return Traits(**given)
+        traits["fields"] = None
+    return Traits(**traits)
 
 
 # A span with its weight, and for each feature the value of its tokens, `[1, *shape]`; of `Slots`
@@ -102,24 +103,24 @@ def fill(
     """
     try:
         traits = traits_of(template)
-        given: Any = _apply(template, record, traits)
-        if not isinstance(given, Mapping) and (tokens is None or len(tokens) == 1):
-            given = {next(iter(tokens or ("inputs",))): given}
-        found = given if isinstance(given, Mapping) else {}
-        of_spans = [side for side, each in found.items() if not isinstance(each, Mapping)]
+        result: Any = apply(template, record, traits)
+        if not isinstance(result, Mapping) and (tokens is None or len(tokens) == 1):
+            result = {next(iter(tokens or ("inputs",))): result}
+        sides = result if isinstance(result, Mapping) else {}
+        of_spans = [side for side, content in sides.items() if not isinstance(content, Mapping)]
         tokens = dict.fromkeys(of_spans) if tokens is None else tokens
-        known = {**tokens, **(found if arrays is None else arrays)}
-        if {*of_spans} != {*tokens} or not {*found} <= {*known}:
+        allowed = {*tokens, *(sides if arrays is None else arrays)}
+        if {*of_spans} != {*tokens} or not {*sides} <= allowed:
             raise InvalidValue(
-                f"it returned {given!r:.80}; return a dict of sides, with spans for "
+                f"it returned {result!r:.80}; return a dict of sides, with spans for "
                 f"{' and '.join(tokens) or 'none'}, and arrays by feature for others "
                 f"({', '.join(arrays or ()) or 'none'}), which features= describe"
             )
-        for side in found.keys() & (arrays or {}).keys():
-            _note_others(found[side], (arrays or {})[side])
+        for side in sides.keys() & (arrays or {}).keys():
+            _note_undescribed(sides[side], (arrays or {})[side])
         return {
-            side: _fill_nodes(traits.nodes, each, tokens[side]) if side in tokens else each
-            for side, each in found.items()
+            side: _fill_nodes(traits.nodes, content, tokens[side]) if side in tokens else content
+            for side, content in sides.items()
         }
     except (LeftOut, MemoryError):
         raise
@@ -132,33 +133,33 @@ def fill(
         ) from error
 
 
-def _note_others(given: Mapping[str, Any], features: Mapping[str, Any]) -> None:
+def _note_undescribed(values: Mapping[str, Any], features: Mapping[str, Any]) -> None:
     """Notes values that a template returned, and no feature describes."""
-    for name in given.keys() - features.keys():
+    for name in values.keys() - features.keys():
         about = f"have values of {name!r} by the template, which no feature describes"
-        note(about, f"{given[name]!r:.60}")
+        note(about, f"{values[name]!r:.60}")
 
 
 def _fill_nodes(
-    nodes: int, given: Any, features: Mapping[str, Feature] | None
+    nodes: int, result: Any, features: Mapping[str, Feature] | None
 ) -> list[list[Filled]]:
     """The spans of one side of a record, for each node a list."""
     if nodes == 1:
-        given = [given]
-    elif not isinstance(given, list | tuple) or len(given) != nodes:
+        result = [result]
+    elif not isinstance(result, list | tuple) or len(result) != nodes:
         raise InvalidValue(
-            f"it returned {given!r:.80}, and its attribute `nodes` is {nodes}; return that "
+            f"it returned {result!r:.80}, and its attribute `nodes` is {nodes}; return that "
             "many lists of spans, the prefix first"
         )
-    checked = [*map(check, given)]
+    spans_of_nodes = [*map(check, result)]
     if nodes == 1 and is_inspecting():
-        spans = checked[0]
+        (spans,) = spans_of_nodes
         filled = [weight for text, weight, _ in spans if text.strip() or isinstance(text, Slots)]
         if filled and not any(filled) and any(weight for _, weight, _ in spans):
             note(UNANSWERED, "")
     return [
-        [(text, weight, _values_of(text, more, features)) for text, weight, more in spans]
-        for spans in checked
+        [(text, weight, _values_of(text, values, features)) for text, weight, values in spans]
+        for spans in spans_of_nodes
     ]
 
 
@@ -170,41 +171,40 @@ def texts(template: Template, record: Mapping[str, Any]) -> list[str]:
     ['2+2=4']
     """
     try:
-        sides = [each for each in fill(template, record).values() if isinstance(each, list)]
-        nodes = ["".join(text for text, *_ in spans) for each in sides for spans in each]
-        return [as_text(text, "the text of a template") for text in nodes]
+        sides = fill(template, record).values()
+        nodes = [spans for side in sides if isinstance(side, list) for spans in side]
+        joined = ["".join(text for text, *_ in spans) for spans in nodes]
+        return [as_text(text, "the text of a template") for text in joined]
     except LeftOut:
         return []
 
 
-def apply(template: Template, record: Mapping[str, Any]) -> Any:
+def apply(template: Template, record: Mapping[str, Any], traits: Traits | None = None) -> Any:
     """The result of a template; a function gets text in place of bytes.
 
-    A row of a table, whose columns are read when they are asked for, has text already.
+    A row of a table, whose columns are read when they are asked for, has text already. `traits` are
+    those of the template, if they are known.
     """
-    return _apply(template, record, traits_of(template))
-
-
-def _apply(template: Template, record: Mapping[str, Any], traits: Traits) -> Any:
+    traits = traits or traits_of(template)
     if isinstance(record, dict) and not traits.takes_bytes:
         record = decode_bytes(dict(dict.items(record)))  # of one that is watched, none is read yet
     return template(watch(record))
 
 
-def check(given: Any) -> list[tuple[str, float, Mapping[str, Any]]]:
+def check(result: Any) -> list[tuple[str, float, Mapping[str, Any]]]:
     """The result of a template, as spans with values for features."""
-    spans: list[Any] = [given] if given is None or isinstance(given, str) else list(given)
+    spans: list[Any] = [result] if result is None or isinstance(result, str) else list(result)
     if not all(
-        isinstance(each, tuple | list)
-        and (len(each) == 2 or (len(each) == 3 and isinstance(each[2], Mapping)))
-        for each in spans
+        isinstance(span, tuple | list)
+        and (len(span) == 2 or (len(span) == 3 and isinstance(span[2], Mapping)))
+        for span in spans
     ):
         raise InvalidValue(
-            f"it returned {given!r:.80}; return a list of spans, each a text and its weight, such "
+            f"it returned {result!r:.80}; return a list of spans, each a text and its weight, such "
             'as [("Q: ", 0.0), ("A", 1.0)], and as a third entry a dict of values for features'
         )
     try:
-        spans = [(text, float(weight), *(more or [{}])) for text, weight, *more in spans]
+        spans = [(text, float(weight), *(values or [{}])) for text, weight, *values in spans]
     except (TypeError, ValueError):
         weights = [weight for _, weight, *_ in spans]
         raise InvalidValue(
@@ -221,17 +221,17 @@ def check(given: Any) -> list[tuple[str, float, Mapping[str, Any]]]:
 
 
 def _values_of(
-    text: str, given: Mapping[str, Any], features: Mapping[str, Feature] | None
+    text: str, of_span: Mapping[str, Any], features: Mapping[str, Feature] | None
 ) -> dict[str, np.ndarray]:
     """The values of the tokens of a span by feature, `[1, *shape]`; of `Slots`, see `Filled`."""
     slots = text.values(features) if isinstance(text, Slots) and features is not None else {}
     values: dict[str, np.ndarray] = {}
-    if given and features is not None:
-        _note_others(given, features)
+    if of_span and features is not None:
+        _note_undescribed(of_span, features)
     for name, feature in (features or {}).items():
-        if name in given:
+        if name in of_span:
             one = dataclasses.replace(feature, of="example", to=None)
-            values[name] = one.convert([given[name]], f"{name} of the span {text!r:.40}", [1])
+            values[name] = one.convert([of_span[name]], f"{name} of the span {text!r:.40}", [1])
         elif feature.fill is None and name not in slots:
             raise InvalidValue(
                 f"the template returned no {name!r} for the span {text!r:.40}; return it as the "

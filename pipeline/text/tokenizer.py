@@ -17,8 +17,8 @@ PAD, BEGIN, END = 0, 1, 2
 # Longer texts are encoded in pieces of about so many characters.
 LONG = 1 << 20
 
-# Functions of a `SpanTokenizer`.
-OF_SPANS = ("encode_spans", "spell", "find_unparsed")
+# The members that a `SpanTokenizer` has beside those of a `Tokenizer`.
+EXTENSIONS = ("marks", "marks_words", "parses_special", "encode_spans", "spell", "find_unparsed")
 
 
 class UnknownMark(InvalidValue):
@@ -146,7 +146,7 @@ class _Extended:
 
     def __init__(self, tokenizer: Any):
         self._tokenizer = tokenizer
-        for name in ("marks", "marks_words", "parses_special", *OF_SPANS):
+        for name in EXTENSIONS:
             if hasattr(tokenizer, name):
                 setattr(self, name, getattr(tokenizer, name))
 
@@ -233,8 +233,8 @@ class Bytes:
 
     def find_unparsed(self, text: str) -> tuple[str, bool] | None:
         """See `FileTokenizer`; marks in bytes are text, which `strict` allows."""
-        own = " ".join(part for part, is_own in parts_of(text) if is_own)
-        if not (mark := MEANT.search(own)):
+        markup = " ".join(part for part, is_markup in parts_of(text) if is_markup)
+        if not (mark := MEANT.search(markup)):
             return None
         return f"the template has {mark[0]!r}, and bytes have no special tokens", False
 

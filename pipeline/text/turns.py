@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import InvalidValue
-from pipeline.text.values import NUMBERS, as_dict, as_text, is_null, note, read_json
+from pipeline.text.notes import note
+from pipeline.text.values import NUMBERS, as_dict, as_text, is_null, read_json
 
 # Names that data sets give to the weight of a single turn.
 WEIGHTS_OF_TURNS = ("weight", "train", "trainable", "loss", "loss_mask")
@@ -37,9 +38,9 @@ def note_media(record: Mapping[str, Any]) -> None:
             note(NOT_RENDERED.format("a field", name), "pictures and sounds need templates.Slots")
 
 
-def note_role(role: str, known: Sequence[str]) -> None:
-    """Notes a role that is not known, so that its turns have no loss."""
-    if role not in known and role != "human":
+def note_role(role: str, roles: Sequence[str]) -> None:
+    """Notes a role that is none of the `roles`, so that its turns have no loss."""
+    if role not in roles and role != "human":
         note("have turns of a role that is not known and has no weight", repr(role))
 
 
@@ -78,18 +79,24 @@ def weigh(turn: Mapping[str, Any], weight: float, what: str, fields: Sequence[st
     return next(iter(factors.values())) * (weight or 1.0) if factors else weight
 
 
-def require_role(role: str, known: Sequence[str]) -> None:
-    """Refuses a role that differs from a known one, the last that is alike, by case or spaces."""
-    near, *others = [re.sub(r"\s", "", each).casefold() for each in (role, *known)]
-    alike = [each for each, folded in zip(known, others, strict=True) if folded == near]
-    if alike and role not in (alike[-1], *known[len(ROLES) :]):
+def require_role(role: str, roles: Sequence[str]) -> None:
+    """Refuses a role that differs from one of `roles`, the last alike, by case or spaces.
+
+    The first ones are `ROLES`; others have a weight of their own, whatever they are like.
+    """
+    alike = [known for known in roles if _fold(known) == _fold(role)]
+    if alike and role not in (alike[-1], *roles[len(ROLES) :]):
         raise InvalidValue(
             f"a turn has the role {role!r:.80}, and a known role is {alike[-1]!r}; spell both "
             "alike in the records, or give the other one a weight in weights="
         )
 
 
-def read_turns(given: Any, what: str) -> list[Mapping[str, Any]]:
+def _fold(role: str) -> str:
+    return re.sub(r"\s", "", role).casefold()
+
+
+def read_turns(value: Any, what: str) -> list[Mapping[str, Any]]:
     """The turns of a conversation, as dicts, from any form in which data sets store them.
 
     >>> read_turns('[{"role": "user", "content": "Hi"}]', "its messages")
@@ -102,28 +109,28 @@ def read_turns(given: Any, what: str) -> list[Mapping[str, Any]]:
     Raises:
         ValueError: it is none of these; `what` names it.
     """
-    given = _parse(given, what)
-    if isinstance(given, Mapping):
-        columns = [_listed(column) for column in given.values()]
+    turns = _parse(value, what)
+    if isinstance(turns, Mapping):
+        columns = [_listed(column) for column in turns.values()]
         if not all(isinstance(column, list) for column in columns):
-            given = [given]
+            turns = [turns]
         elif len({*map(len, columns)}) > 1:
             raise InvalidValue(
                 f"{what} is a dict of lists that are not equally long; give each turn a value in "
                 "every list"
             )
         else:
-            given = [dict(zip(given, row, strict=True)) for row in zip(*columns, strict=True)]
-    if not isinstance(given, Sequence):
-        raise _no_turns(given, what)
+            turns = [dict(zip(turns, row, strict=True)) for row in zip(*columns, strict=True)]
+    if not isinstance(turns, Sequence):
+        raise _no_turns(turns, what)
     return [
         turn if type(turn) is dict else _as_turn(turn, f"turn {number} of {what}")
-        for number, turn in enumerate(given)
+        for number, turn in enumerate(turns)
     ]
 
 
-def _as_turn(given: Any, what: str) -> Mapping[str, Any]:
-    turn = _parse(given, what)
+def _as_turn(value: Any, what: str) -> Mapping[str, Any]:
+    turn = _parse(value, what)
     if isinstance(turn, Mapping):
         return turn
     if isinstance(turn, list) and all(
@@ -144,22 +151,22 @@ def _listed(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _parse(given: Any, what: str) -> Any:
+def _parse(value: Any, what: str) -> Any:
     """A value that may be JSON, as the value itself."""
-    while isinstance(given, str | bytes):
+    while isinstance(value, str | bytes):
         try:
-            given = read_json(as_text(given, what))
+            value = read_json(as_text(value, what))
         except InvalidValue as error:
             raise InvalidValue(
-                f"{what} is the text {given!r:.60}: {error}; give a list of turns, such as "
+                f"{what} is the text {value!r:.60}: {error}; give a list of turns, such as "
                 "{'role': 'user', 'content': 'Hi'}, or JSON of one"
             ) from None
-    return _listed(given)
+    return _listed(value)
 
 
-def _no_turns(given: Any, what: str) -> InvalidValue:
-    kind = "null" if is_null(given) else type(given).__name__
+def _no_turns(value: Any, what: str) -> InvalidValue:
+    kind = "null" if is_null(value) else type(value).__name__
     return InvalidValue(
-        f"{what} is {kind} ({given!r:.60}); a conversation is a list of turns, such as "
+        f"{what} is {kind} ({value!r:.60}); a conversation is a list of turns, such as "
         "{'role': 'user', 'content': 'Hi'}"
     )

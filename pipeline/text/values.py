@@ -1,12 +1,10 @@
-"""Values: what a field may hold where a text is due; and notes of what is not trained on."""
+"""Values: what a field may hold where a text is due, and JSON of them."""
 
 import collections
-import contextlib
-import contextvars
 import decimal
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,10 +67,10 @@ def as_text(value: Any, what: str, null: str | None = None) -> str:
 def name_fields(record: Mapping[Any, Any]) -> str:
     """The fields of a record for messages, spelt so that what cannot be seen is."""
     names = (
-        each
-        if isinstance(each, str) and each.isprintable() and each.strip() == each != ""
-        else repr(each)
-        for each in record
+        name
+        if isinstance(name, str) and name.isprintable() and name.strip() == name != ""
+        else repr(name)
+        for name in record
     )
     return ", ".join(names) or "none"
 
@@ -96,18 +94,18 @@ def change_texts(value: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, str | bytes):
         return change(value)
     if isinstance(value, Mapping):
-        pairs = value.items()
-        return {change_texts(key, change): change_texts(each, change) for key, each in pairs}
+        entries = value.items()
+        return {change_texts(key, change): change_texts(entry, change) for key, entry in entries}
     if isinstance(value, list | tuple):
-        return [change_texts(each, change) for each in value]
+        return [change_texts(entry, change) for entry in value]
     return value
 
 
 def texts_in(value: Any) -> list[str]:
     """All texts in a value, also keys."""
-    found: list[Any] = []
-    change_texts(value, found.append)
-    return [each for each in found if isinstance(each, str)]
+    texts: list[Any] = []
+    change_texts(value, texts.append)
+    return [text for text in texts if isinstance(text, str)]
 
 
 def decode_bytes(value: Any) -> Any:
@@ -140,18 +138,17 @@ class Single(float):
     """A number of 32 bits, which prints with as many digits as tell it apart from others."""
 
     __slots__ = ()
+    _type: Any = np.float32
 
     def __str__(self) -> str:
-        return str(float(str(np.float32(self))))  # digits of 32 bits, in the notation of Python
+        return str(float(str(self._type(self))))  # digits of its bits, in the notation of Python
 
 
-class Half(float):
+class Half(Single):
     """A number of 16 bits; see `Single`."""
 
     __slots__ = ()
-
-    def __str__(self) -> str:
-        return str(float(str(np.float16(self))))
+    _type = np.float16
 
 
 def _as_number(text: str) -> float:
@@ -165,12 +162,12 @@ def _as_whole(text: str) -> float:
 
 def as_dict(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """A dict of pairs of a key and a value; refuses a key that is there twice."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        counts = collections.Counter(name for name, _ in pairs)
-        twice = next(name for name, count in counts.items() if count > 1)
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        counts = collections.Counter(key for key, _ in pairs)
+        twice = next(key for key, count in counts.items() if count > 1)
         raise InvalidValue(f"it has the key {twice!r} twice; keep one of the two values")
-    return found
+    return entries
 
 
 _JSON = json.JSONDecoder(object_pairs_hook=as_dict, parse_float=_as_number)
@@ -200,86 +197,3 @@ def read_json(text: str) -> Any:
             "it cannot be read: its JSON is nested too deeply, or has a number of too many digits "
             f"({error})"
         ) from None
-
-
-# The notes of the record that is read now, each with an example; None: nobody counts them. And the
-# fields of records that templates read meanwhile.
-_notes: contextvars.ContextVar[dict[str, str] | None] = contextvars.ContextVar("notes")
-_read: contextvars.ContextVar[set[str]] = contextvars.ContextVar("read")
-
-
-def note(about: str, example: str) -> None:
-    """Notes that a record has something that is not trained on, when `prepare` looks at a sample.
-
-    Args:
-        about: what it is, after "5 of 20 records": "have turns with 'reasoning', which …".
-        example: the first of it.
-    """
-    if (notes := _notes.get(None)) is not None:
-        notes.setdefault(about, example)
-
-
-def is_inspecting() -> bool:
-    """Whether the record that is read now is one of a sample, for which more may be looked at.
-
-    What a template leaves out is found so, as by spelling a record again without a field.
-    """
-    return _notes.get(None) is not None
-
-
-@contextlib.contextmanager
-def collect_notes(read: set[str] | None = None) -> Iterator[dict[str, str]]:
-    """The dict that `note` writes to inside the block, in this thread; see `take_notes`.
-
-    `read` gets the names of the fields of records that templates read.
-    """
-    notes: dict[str, str] = {}
-    before, read_before = _notes.set(notes), _read.set(set() if read is None else read)
-    try:
-        yield notes
-    finally:
-        _notes.reset(before)
-        _read.reset(read_before)
-
-
-def _marking(name: str, one: bool) -> Any:
-    """A method of dict that adds to what was read: the key that it gets, or all."""
-    method = getattr(dict, name)
-
-    def mark(self: Any, *arguments: Any) -> Any:
-        self.read.update(arguments[:1] if one else dict.keys(self))
-        return method(self, *arguments)
-
-    return mark
-
-
-class Watched(dict[str, Any]):
-    """A record that adds the names of fields to a set when they are read.
-
-    If it is copied, or gone through, all of them are.
-    """
-
-    def __init__(self, record: Mapping[str, Any], read: set[str]):
-        super().__init__(record)
-        self.read = read
-
-
-for _name in ("__getitem__", "get", "pop", "setdefault"):
-    setattr(Watched, _name, _marking(_name, one=True))
-for _name in ("__iter__", "__or__", "__ror__", "__repr__", "keys", "values", "items", "copy"):
-    setattr(Watched, _name, _marking(_name, one=False))
-
-
-def watch(record: Any) -> Any:
-    """A record in a dict, which tells what is read of it if notes are collected."""
-    if isinstance(record, Watched) or not isinstance(record, dict) or not is_inspecting():
-        return record
-    return Watched(record, _read.get())
-
-
-def take_notes() -> dict[str, str]:
-    """The notes of the record that was read last; none if they are not collected."""
-    notes = _notes.get(None) or {}
-    found = dict(notes)
-    notes.clear()
-    return found

@@ -9,11 +9,11 @@ import pytest
 import pipeline.report
 from pipeline import Batches, Bucket, Corpus, Plan
 from pipeline.report import (
+    Dataset,
     Options,
     format_page,
     format_text,
     from_corpus,
-    from_lengths,
     from_run,
     measure,
     measure_epoch,
@@ -106,7 +106,7 @@ def test_every_figure_of_lockstep_is_a_count_over_the_real_batches(
 def test_buckets_that_are_given_are_compared_with_fitted_ones(options):
     buckets = (Bucket(3, 50), Bucket(1, 100))
     lengths = np.random.default_rng(0).integers(1, 90, 300)
-    seen = measure(from_lengths("lengths", lengths), options.replace(buckets=buckets))
+    seen = measure(Dataset("lengths", lengths), options.replace(buckets=buckets))
     ours = find_ours(seen)
     assert ours.about == "3x50, 1x100"
     assert ours.padding == pytest.approx(Plan(lengths, buckets).padding)
@@ -149,7 +149,7 @@ def test_what_overflows_is_told():
         ("drop", "dropped: 2 examples longer than 16, 50 positions lost"),
     ):
         options = {"tokens_per_batch": 64, "max_length": 16, "length_multiple": 16}
-        seen = measure(from_lengths("all", lengths), Options({**options, "overflow": overflow}))
+        seen = measure(Dataset("all", lengths), Options({**options, "overflow": overflow}))
         for text in (said, "left out: 1 example with nothing to train on"):
             assert text in format_text(seen)
             assert text in html(seen)
@@ -157,7 +157,7 @@ def test_what_overflows_is_told():
 
 def test_in_pairs_targets_also_attend_to_inputs():
     options = Options({"buckets": [Bucket(2, (8, 6))], "width": 1})
-    ours = find_ours(measure(from_lengths("pairs", np.array([[4, 2]] * 8)), options))
+    ours = find_ours(measure(Dataset("pairs", np.array([[4, 2]] * 8)), options))
     scores = {"dense": 4 * (8 * 8 + 8 * 6 + 6 * 6), "segment": 8 * (4 * 4 + 4 * 2 + 2 * 2)}
     assert ours.work == pytest.approx({kind: (56 + n / 6) / 48 for kind, n in scores.items()})
 
@@ -165,7 +165,7 @@ def test_in_pairs_targets_also_attend_to_inputs():
 def test_pairs_are_compared_with_sorted_batches_and_a_budget_of_tokens(monkeypatch):
     monkeypatch.setattr("pipeline.report.strategies.BUCKETS", (1,))  # fitting more takes long
     inputs = np.random.default_rng(0).lognormal(3, 0.5, 500).astype(int) + 1
-    pairs = from_lengths("pairs", np.stack([inputs, inputs * 9 // 10 + 1], axis=1))
+    pairs = Dataset("pairs", np.stack([inputs, inputs * 9 // 10 + 1], axis=1))
     seen = measure(pairs, Options({"tokens_per_batch": 4096}))
     padding = [each.padding for each in seen.strategies if each.packing is None]
     assert len(padding) == 4
@@ -260,7 +260,7 @@ def test_the_page_of_a_run_has_its_losses_its_waits_and_its_log(corpus, tmp_path
 @pytest.mark.slow
 def test_another_number_of_buckets_is_advised_only_if_the_plan_can_have_it():
     lengths = np.clip(np.random.default_rng(0).lognormal(5, 1.2, 5000), 1, 4096).astype(int)
-    few = measure(from_lengths("long tail", lengths), Options({"max_buckets": 1}))
+    few = measure(Dataset("long tail", lengths), Options({"max_buckets": 1}))
     best = max(len(each.buckets) for each in few.strategies if each.packing == "best_fit")
     assert best > 1
     assert f"(--max-buckets {best})" in " ".join(findings(few))
@@ -322,7 +322,7 @@ def test_bars_are_as_long_as_the_work_that_they_show(figures):
 
 
 def test_lengths_that_are_all_the_same_make_a_page():
-    same = from_lengths("same", np.full(512, 64))
+    same = Dataset("same", np.full(512, 64))
     text = html(measure(same, Options({"tokens_per_batch": 512, "length_multiple": 64})))
     assert "One bucket is enough" in text
 

@@ -11,12 +11,12 @@ pytest.importorskip("tokenizers")
 from pipeline.corpus.preparing.preparation import prepare  # noqa: E402
 from pipeline.errors import InvalidValue  # noqa: E402
 from pipeline.text import sandbox  # noqa: E402
+from pipeline.text.notes import collect_notes  # noqa: E402
+from pipeline.text.omissions import NONE  # noqa: E402
 from pipeline.text.regions import PROMPTED, REWRITTEN  # noqa: E402
 from pipeline.text.sources import Records  # noqa: E402
 from pipeline.text.templates import Chat, Jinja  # noqa: E402
-from pipeline.text.templates.jinja import NONE  # noqa: E402
 from pipeline.text.tokenizers import HuggingFace  # noqa: E402
-from pipeline.text.values import collect_notes  # noqa: E402
 from tests.text.trained import train_bytes_pairs  # noqa: E402
 
 MARKS = ["<|user|>", "<|bot|>", "<|end|>", "<|stop|>", "<|call|>", "<think>", "</think>"]

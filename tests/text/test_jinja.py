@@ -9,12 +9,12 @@ import pytest
 
 from pipeline.corpus.preparing.preparation import prepare
 from pipeline.text import templates
+from pipeline.text.notes import collect_notes
 from pipeline.text.regions import REWRITTEN
 from pipeline.text.sources import Records
 from pipeline.text.templates import Jinja, Preference
 from pipeline.text.tokenizers import HuggingFace
 from pipeline.text.turns import BESIDE_TURNS
-from pipeline.text.values import collect_notes
 from tests.text.trained import train_bytes_pairs
 
 jinja2 = pytest.importorskip("jinja2")

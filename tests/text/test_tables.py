@@ -9,9 +9,9 @@ import pytest
 
 from pipeline.text import source as sizes
 from pipeline.text import templates
+from pipeline.text.notes import collect_notes
 from pipeline.text.source import text_of
-from pipeline.text.sources import ArrowFiles, tables
-from pipeline.text.values import collect_notes
+from pipeline.text.sources import ArrowFiles, arrow_files
 from tests.text.record_files import save_to_disk, write_table
 
 TURN = pa.struct([("role", pa.dictionary(pa.int8(), pa.string())), ("content", pa.string_view())])
@@ -185,10 +185,7 @@ def test_a_row_group_is_read_in_batches_and_goes_on_when_other_columns_are_asked
     reads = []
     file = source.format.open_file(source.files[0])
     read = file.read
-    source.format._latest = (
-        source.format._latest[0],
-        file._replace(read=lambda *how: reads.append(how) or read(*how)),
-    )
+    monkeypatch.setattr(file, "read", lambda *how: reads.append(how) or read(*how))
     due = table.to_pylist()
     seen = []
     for block in source.read(source.shards()[0]):
@@ -232,7 +229,7 @@ def test_a_compressed_stream_is_read_a_batch_at_a_time(tmp_path):
 
 
 def test_a_batch_that_is_far_larger_than_its_file_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(tables, "LIMIT", 1 << 20)
+    monkeypatch.setattr(arrow_files, "LIMIT", 1 << 20)
     options = pa.ipc.IpcWriteOptions(compression="zstd")
     table = pa.table({"text": ["x" * (1 << 22)]})
     for name, new in (("a", pa.ipc.new_file), ("b", pa.ipc.new_stream)):

@@ -13,11 +13,12 @@ import pytest
 from pipeline.corpus.preparing.preparation import prepare
 from pipeline.text import templates
 from pipeline.text.markup import Markup
+from pipeline.text.notes import Watched
 from pipeline.text.source import text_of
 from pipeline.text.sources import JsonLines, Records
 from pipeline.text.templates import Answer, Chat, Preference
 from pipeline.text.tokenizers import Bytes
-from pipeline.text.values import Watched, read_json
+from pipeline.text.values import read_json
 
 NAN = float("nan")
 CODE = "{a} {a.__class__} {{ cycler.__init__.__globals__ }} {% include 'x' %} %s $HOME"

@@ -12,11 +12,12 @@ from pipeline.corpus.tasks import ABOVE, Task
 from pipeline.errors import InvalidValue
 from pipeline.text import templates
 from pipeline.text.features import TOKEN_IDS, TOKENS, WEIGHTS, Column, Feature
+from pipeline.text.notes import take_notes
 from pipeline.text.ragged import IDS, Ragged, find_lead, measure
 from pipeline.text.source import Block, Doubted, text_of, with_place
 from pipeline.text.template import traits_of
 from pipeline.text.templates import Template
-from pipeline.text.values import count_bytes, name_fields, take_notes
+from pipeline.text.values import count_bytes, name_fields
 
 # By what is not trained on: how many records have it, and the first of them.
 Notes: TypeAlias = dict[str, tuple[int, str]]

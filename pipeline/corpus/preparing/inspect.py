@@ -17,13 +17,13 @@ from pipeline.corpus.preparing.block import BlockEncoder, Notes, add_notes
 from pipeline.corpus.preparing.job import Job
 from pipeline.errors import InvalidValue, counted
 from pipeline.text import templates
+from pipeline.text.notes import collect_notes
 from pipeline.text.ragged import Ragged
 from pipeline.text.source import Block, Shard, with_place
 from pipeline.text.sources import Sharded
 from pipeline.text.tokenizer import extend
 from pipeline.text.tokenizers import Tokenizer
 from pipeline.text.turns import is_empty
-from pipeline.text.values import collect_notes
 
 logger = logging.getLogger(__name__)
 
@@ -150,7 +150,6 @@ class _Look:
         add_notes(inspection.findings, encoder.template_notes)
         for number, record in enumerate(self._block.records):
             if number not in encoder.failed:
-                inspection.read |= getattr(record, "asked", set())
                 # Columns of tables are not read for this.
                 names = [
                     n for n in record if not isinstance(record, dict) or not is_empty(record[n])

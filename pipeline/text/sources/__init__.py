@@ -15,10 +15,13 @@ from etils import epath
 from pipeline import registry
 from pipeline.errors import InvalidValue, name_some
 from pipeline.text.files import Paths, find
-from pipeline.text.source import Records, Sharded, Source
+from pipeline.text.source import Sharded, Source
+from pipeline.text.sources.arrow_files import ArrowFiles, is_saved, saved_files
 from pipeline.text.sources.csv_files import Csv
 from pipeline.text.sources.lines import JsonLines, TextFiles
-from pipeline.text.sources.tables import ArrowFiles, ParquetFiles, Tables, is_saved, saved_files
+from pipeline.text.sources.parquet_files import ParquetFiles
+from pipeline.text.sources.records import Records
+from pipeline.text.tables import Tables
 
 __all__ = [
     "ArrowFiles",
@@ -56,30 +59,23 @@ def open_files(names: Paths, kind: str = "", **options: Any) -> Sharded:
         ValueError: there is no such kind, or the extensions give none, or several.
         TypeError: the kind has no such option.
     """
-    found: Any = names
+    paths: Any = names
     if not kind:
-        kind = next((each.name for each in _kinds() if _recognises(each, names)), "")
+        # A kind may recognise names as its own, such as a folder that it knows.
+        makes = ((k.name, getattr(k.make, "recognises", None)) for k in registry.kinds("records"))
+        kind = next((name for name, recognises in makes if recognises and recognises(names)), "")
     if not kind:
-        found = find(names)
-        several = {*map(kind_of, found)}
-        if len(several) > 1:
+        paths = find(names)
+        kinds = {*map(kind_of, paths)}
+        if len(kinds) > 1:
             raise InvalidValue(
-                f"{name_some([*map(os.fspath, found)])} have several kinds, "
-                f"{' and '.join(sorted(several))}; give files of one kind"
+                f"{name_some([*map(os.fspath, paths)])} have several kinds, "
+                f"{' and '.join(sorted(kinds))}; give files of one kind"
             )
-        (kind,) = several
-    chosen = registry.find("records", kind, "kind")
-    chosen.check(options, "the kind")
-    return chosen.make(found, **options)
-
-
-def _kinds() -> list[registry.Kind]:
-    return [*registry.kinds("records")]
-
-
-def _recognises(kind: registry.Kind, names: Paths) -> bool:
-    """Whether a kind takes these names for its own, such as a folder that it knows."""
-    return getattr(kind.make, "recognises", lambda names: False)(names)
+        (kind,) = kinds
+    source_kind = registry.find("records", kind, "kind")
+    source_kind.check(options, "the kind")
+    return source_kind.make(paths, **options)
 
 
 def kind_of(path: epath.Path) -> str:
@@ -90,12 +86,16 @@ def kind_of(path: epath.Path) -> str:
     """
     name = re.sub(r"-\d+-of-\d+$", "", PACKED.sub("", path.name.lower()))
     extension = os.path.splitext(name)[1]
-    known = {end: kind.name for kind in _kinds() for end in getattr(kind.make, "extensions", ())}
-    if extension not in known:
+    kinds = {
+        ending: kind.name
+        for kind in registry.kinds("records")
+        for ending in getattr(kind.make, "extensions", ())
+    }
+    if extension not in kinds:
         raise InvalidValue(
             f"the name {os.fspath(path)} does not tell the kind of the file: it ends in none of "
-            f"{', '.join(known)} (for text, JSON lines and CSV, .gz, .zst or .bz2 may follow); "
+            f"{', '.join(kinds)} (for text, JSON lines and CSV, .gz, .zst or .bz2 may follow); "
             "rename it, or give kind= (in a config, train.kind), one of "
             f"{', '.join(registry.names('records'))}"
         )
-    return known[extension]
+    return kinds[extension]

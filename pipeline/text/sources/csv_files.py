@@ -13,7 +13,7 @@ from etils import epath
 
 from pipeline.errors import InvalidType, InvalidValue
 from pipeline.text import files
-from pipeline.text.content import LONGEST, fail_rest, open_text, skip
+from pipeline.text.content import LONGEST, NULS, decode, fail_rest, open_text, skip
 from pipeline.text.source import Doubted, Piece
 
 ADVICE = (
@@ -52,8 +52,8 @@ class Dialect:
                 one character for two purposes.
         """
         signs = [self.delimiter, self.quotechar, self.escapechar, "\r", "\n"]
-        given = [sign for sign in signs if sign is not None]
-        if len({*given}) < len(given):
+        signs = [sign for sign in signs if sign is not None]
+        if len({*signs}) < len(signs):
             raise InvalidValue("a delimiter, a quote, an escape and a line end must differ")
         quoting: Any = csv.QUOTE_MINIMAL if self.quotechar else csv.QUOTE_NONE
         return csv.reader(lines, strict=True, quoting=quoting, **dataclasses.asdict(self))
@@ -81,19 +81,12 @@ class _Lines(Iterator[str]):
             raise InvalidValue(f"it has a line of more than {LONGEST:,} bytes; divide it")
         begin, self.at = self.at, self.at + len(line)
         if b"\0" in line:
-            self.wrong = InvalidValue(
-                "it has NUL bytes, as a crash leaves in a file and as binary files have; remove "
-                "them"
-            )
+            self.wrong = InvalidValue(NULS)
             line = line.replace(b"\0", b"")
         try:
-            text = line.decode()
-        except UnicodeDecodeError as error:
-            self.wrong = InvalidValue(
-                f"it is not UTF-8: byte {begin + error.start:,} of the file is "
-                f"0x{line[error.start]:02x} ({error.reason}). Convert the file to UTF-8, for "
-                "example with iconv"
-            )
+            text = decode(line, begin)
+        except InvalidValue as error:
+            self.wrong = error
             text = line.decode(errors="replace")  # where the row ends is known all the same
         if begin and not self.row and text.startswith("\ufeff"):
             self.wrong = self.wrong or InvalidValue(f"it begins with a byte order mark; {JOINED}")
@@ -134,7 +127,7 @@ class Rows:
         """See `files.Format`."""
         # A process-wide limit, by default of 131,072 characters in a cell.
         csv.field_size_limit(max(csv.field_size_limit(), LONGEST))
-        name, records, places = os.fspath(path), list[Any](), list[int]()
+        name, records, offsets = os.fspath(path), list[Any](), list[int]()
         first = at = start or 0
         try:
             with contextlib.ExitStack() as stack:
@@ -150,14 +143,14 @@ class Rows:
                         if is_doubted and isinstance(record, dict):
                             record = Doubted(record, ROWS)
                         records.append(record)
-                        places.append(at)
+                        offsets.append(at)
                     at = lines.at
                     if at - first >= size:
-                        yield Piece(name, records, places, at - first, at)
-                        records, places, first = [], [], at
+                        yield Piece(name, records, offsets, at - first, at)
+                        records, offsets, first = [], [], at
         except InvalidValue as error:
-            records, places = [*records, fail_rest(error)], [*places, at]
-        yield Piece(name, records, places, at - first, None)
+            records, offsets = [*records, fail_rest(error)], [*offsets, at]
+        yield Piece(name, records, offsets, at - first, None)
 
 
 def _read_names(dialect: Dialect, lines: _Lines) -> list[str]:

@@ -4,15 +4,14 @@ from typing import Any
 
 from pipeline.errors import InvalidValue, require_one_of
 from pipeline.text import files
+from pipeline.text.content import NULS
 from pipeline.text.lines import Lines, Whole
 from pipeline.text.values import read_json
 
 
 def _parse_text(text: str) -> dict[str, Any]:
     if "\0" in text:
-        raise InvalidValue(
-            "it has NUL bytes, as a crash leaves in a file and as binary files have; remove them"
-        )
+        raise InvalidValue(NULS)
     return {"text": text}
 
 

@@ -7,6 +7,7 @@ A template is a pure function or an instance of a dataclass, so that it has a fi
 from pipeline.text.encoding import encode
 from pipeline.text.fingerprints import fingerprint
 from pipeline.text.markup import Markup
+from pipeline.text.notes import note
 from pipeline.text.slots import Slots
 from pipeline.text.template import (
     LeftOut,
@@ -23,7 +24,6 @@ from pipeline.text.templates.function import Function
 from pipeline.text.templates.jinja import Jinja
 from pipeline.text.templates.pair import Pair
 from pipeline.text.templates.preference import Preference
-from pipeline.text.values import note
 
 __all__ = [
     "Answer",
@@ -47,5 +47,5 @@ __all__ = [
 ]
 
 # Pickles, and fingerprints of functions that name them, have this name, wherever they are defined.
-for _each in (Answer, Chat, Function, Jinja, LeftOut, Markup, Pair, Preference, Slots):
+for _each in (Answer, Chat, Function, Jinja, LeftOut, Markup, Pair, Preference, Slots, note):
     _each.__module__ = __name__

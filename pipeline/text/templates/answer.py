@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 
 from pipeline.errors import require_type
 from pipeline.text.markup import Markup, Null, is_blank, parse_format
+from pipeline.text.notes import note
 from pipeline.text.template import Span
 from pipeline.text.turns import UNANSWERED, UNASKED
-from pipeline.text.values import note
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class Answer:
     def __call__(self, record: Mapping[str, Any]) -> list[Span]:
         """The two spans of a record."""
         prompt, answer = (
-            Markup.fill(each, record, self.null) for each in (self.prompt, self.answer)
+            Markup.fill(format, record, self.null) for format in (self.prompt, self.answer)
         )
         if is_blank(self.answer, answer) and (prompt + answer).strip():
             note(UNANSWERED, "")

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from pipeline.errors import InvalidValue, require_one_of
 from pipeline.text.markup import Markup, parse_format
+from pipeline.text.notes import note
 from pipeline.text.turns import (
     BESIDE_TURNS,
     NOT_RENDERED,
@@ -22,7 +23,7 @@ from pipeline.text.turns import (
     require_role,
     weigh,
 )
-from pipeline.text.values import as_text, is_null, note
+from pipeline.text.values import as_text, is_null
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,14 +91,14 @@ class Chat:
     def __call__(self, record: Mapping[str, Any]) -> list[tuple[str, float]]:
         """Two spans for each turn of a record."""
         spans: list[tuple[str, float]] = []
-        known, fields = (*ROLES, *self.weights), (self.role, self.content)
+        roles, fields = (*ROLES, *self.weights), (self.role, self.content)
         close = Markup(self.after)
         self._note_others(record, BESIDE_TURNS, "a field", "it")
         note_media(record)
         for number, turn in enumerate(read_turns(record[self.messages], f"its {self.messages}")):
             what = f"turn {number} of its {self.messages}"
             role = self._role(turn, what)
-            note_role(role, known)
+            note_role(role, roles)
             weight, content = self.weights.get(role, 0.0), self._content(turn, what)
             if len(turn) > 2:
                 others = (name for name in turn if name not in (*fields, *WEIGHTS_OF_TURNS))
@@ -105,7 +106,7 @@ class Chat:
                 weight = weigh(turn, weight, what, fields)
             if (weight or role in ("user", "human")) and not content.strip():
                 note(UNANSWERED if weight else UNASKED, what)
-            spans.append((_open(self.before, role, known), 0.0))
+            spans.append((_open(self.before, role, roles), 0.0))
             spans.append((content + close, weight))
         if not spans:
             raise InvalidValue(f"its {self.messages} are empty")
@@ -159,14 +160,14 @@ class Chat:
 
 
 @functools.lru_cache(256)
-def _open(before: str, role: str, known: tuple[str, ...]) -> Markup:
+def _open(before: str, role: str, roles: tuple[str, ...]) -> Markup:
     """`before` of a role, which is checked when it is first met."""
     if re.search(r"[<>|\[\]{}\r\n]", role):
         raise InvalidValue(
             f"a turn has the role {role!r:.80}; a role becomes part of a mark, so it must not have "
             "< > | [ ] { } or line breaks"
         )
-    require_role(role, known)
+    require_role(role, roles)
     return Markup(before.format(role=role))
 
 

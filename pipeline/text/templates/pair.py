@@ -28,10 +28,10 @@ class Pair:
     sides: ClassVar = ("inputs", "targets")
 
     def __post_init__(self) -> None:
-        for each in (self.inputs, self.targets):
-            if traits_of(each).nodes > 1 or traits_of(each).sides:
+        for side in (self.inputs, self.targets):
+            if traits_of(side).nodes > 1 or traits_of(side).sides:
                 raise InvalidValue(
-                    f"the template {fingerprint(each)} makes groups or sides, and one of inputs or "
+                    f"the template {fingerprint(side)} makes groups or sides, and one of inputs or "
                     "of targets makes a list of spans; give it to prepare alone"
                 )
 
@@ -59,6 +59,6 @@ class Pair:
     def __call__(self, record: dict[str, Any]) -> dict[str, Any]:
         """The spans of both sides of a record."""
         return {
-            side: [(text_of(record, each), 1.0)] if isinstance(each, str) else apply(each, record)
-            for side, each in (("inputs", self.inputs), ("targets", self.targets))
+            name: [(text_of(record, side), 1.0)] if isinstance(side, str) else apply(side, record)
+            for name, side in (("inputs", self.inputs), ("targets", self.targets))
         }

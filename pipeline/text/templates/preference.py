@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 
 from pipeline.errors import InvalidValue
 from pipeline.text.markup import Markup, Null, is_blank, parse_format, parts_of
+from pipeline.text.notes import note
 from pipeline.text.template import LeftOut, Template, apply, check, traits_of
 from pipeline.text.turns import UNASKED
-from pipeline.text.values import note
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +59,11 @@ class Preference:
 
     def __post_init__(self) -> None:
         for name in ("prompt", "chosen", "rejected"):
-            for side in self._sides if name == "rejected" else [getattr(self, name)]:
+            for side in self._rejected if name == "rejected" else [getattr(self, name)]:
                 if isinstance(side, str):
                     parse_format(side, name)
-        sides = self.prompt, self.chosen, *self._sides
-        if self.prompt and any(traits_of(each).whole for each in sides):
+        sides = self.prompt, self.chosen, *self._rejected
+        if self.prompt and any(traits_of(side).whole for side in sides):
             raise InvalidValue(
                 "prompt is given, and Jinja spells whole chats, each with its beginning; omit it, "
                 "and let the sides be whole chats, such as a function that returns "
@@ -71,29 +71,30 @@ class Preference:
             )
 
     @property
-    def _sides(self) -> Sequence[str | Template]:
-        """The rejected sides."""
+    def _rejected(self) -> Sequence[str | Template]:
+        """The rejected sides, as a list."""
         rejected: Any = self.rejected
         return rejected if isinstance(rejected, list | tuple) else [rejected]
 
     @property
     def nodes(self) -> int:
         """The prefix and the sides."""
-        return 2 + len(self._sides)
+        return 2 + len(self._rejected)
 
     def __call__(self, record: dict[str, Any]) -> list[list[Any]]:
         """The spans of the prefix of a record, of its preferred side, and of the others."""
-        given = [self.chosen, *self._sides]
-        sides = [self._fill(side, record, 1.0) for side in given]
+        formats = [self.chosen, *self._rejected]
+        sides = [self._fill(format, record, 1.0) for format in formats]
         if self.prompt:
-            prompt = [(text, 0.0, *more) for text, _, *more in self._fill(self.prompt, record, 0.0)]
+            filled = self._fill(self.prompt, record, 0.0)
+            prompt = [(text, 0.0, *values) for text, _, *values in filled]
             if isinstance(self.prompt, str) and is_blank(self.prompt, prompt[0][0]):
                 note(UNASKED, "")
-            begin, *texts = ("".join(text for text, *_ in each) for each in (prompt, *sides))
+            begin, *texts = ("".join(text for text, *_ in spans) for spans in (prompt, *sides))
             if begin.strip() and all(text.startswith(begin) for text in texts):
                 note("have sides that begin with the prompt, which is twice", repr(begin[:40]))
             sides = [[*prompt, *side] for side in sides]
-        elif all(isinstance(side, str) for side in given):
+        elif all(isinstance(format, str) for format in formats):
             sides = _share_words([side[0][0] for side in sides])
         # What decides tokens, weights and features.
         first, *others = keys = [
@@ -103,17 +104,17 @@ class Preference:
             raise LeftOut("have a chosen and a rejected side that are equal")
         shared = _count_shared(keys)
         rests = [side[shared:] for side in sides]
-        if not all(map(_has_text, rests, given)):
+        if not all(map(_has_text, rests, formats)):
             raise LeftOut("have a side that is empty, or that ends where another one goes on")
         if not all(any(weight for _, weight, *_ in rest) for rest in rests):
             raise LeftOut("have a side without loss, such as a chat that ends with the user")
-        prefix = [(text, 0.0, *more) for text, _, *more in sides[0][:shared]]
+        prefix = [(text, 0.0, *values) for text, _, *values in sides[0][:shared]]
         return [prefix or [("", 0.0)], *rests]
 
-    def _fill(self, side: str | Template, record: dict[str, Any], weight: float) -> list[Any]:
-        if isinstance(side, str):
-            return [(Markup.fill(side, record, self.null), weight)]
-        spans = apply(side, record)
+    def _fill(self, format: str | Template, record: dict[str, Any], weight: float) -> list[Any]:
+        if isinstance(format, str):
+            return [(Markup.fill(format, record, self.null), weight)]
+        spans = apply(format, record)
         check(spans)
         return [*spans]
 
@@ -122,17 +123,17 @@ def _as_plain(value: Any) -> Any:
     """The same value, equal for arrays, lists and numbers of any type that have equal values."""
     value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, Mapping):
-        return {name: _as_plain(each) for name, each in value.items()}
+        return {name: _as_plain(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):
         return [*map(_as_plain, value)]
     return "NaN" if value != value else value
 
 
-def _count_shared(several: Sequence[Sequence[Any]]) -> int:
+def _count_shared(sequences: Sequence[Sequence[Any]]) -> int:
     """How many entries sequences have in common, from their beginning on."""
-    entries = enumerate(zip(*several, strict=False))
-    other = (n for n, each in entries if each.count(each[0]) < len(each))
-    return next(other, min(map(len, several)))
+    rows = enumerate(zip(*sequences, strict=False))
+    other = (n for n, entries in rows if entries.count(entries[0]) < len(entries))
+    return next(other, min(map(len, sequences)))
 
 
 def _share_words(texts: Sequence[Markup]) -> list[list[Any]]:
@@ -140,14 +141,14 @@ def _share_words(texts: Sequence[Markup]) -> list[list[Any]]:
     ends = (at for at in range(_count_shared(texts), 0, -1) if not texts[0][at - 1].isspace())
     borders = (at for at in ends if all((text[at : at + 1] or " ").isspace() for text in texts))
     if (at := next(borders, 0)) > 0:
-        parts = [text.split_at(at) for text in texts]
-        if len({first.parts for first, _ in parts}) == 1:
-            return [[(first, 0.0), (rest, 1.0)] for first, rest in parts]
+        halves = [text.cut([at]) for text in texts]
+        if len({prefix.parts for prefix, _ in halves}) == 1:
+            return [[(prefix, 0.0), (rest, 1.0)] for prefix, rest in halves]
     return [[(text, 1.0)] for text in texts]
 
 
-def _has_text(spans: Sequence[Any], side: str | Template) -> bool:
-    """Whether spans have text: that of fields, or of a format string itself."""
+def _has_text(spans: Sequence[Any], format: str | Template) -> bool:
+    """Whether spans have text: that of fields, or of a format string without any."""
     parts = [part for text, *_ in spans for part in parts_of(text)]
-    own = isinstance(side, str) and "{" not in side
-    return any(text and (own or not is_own) for text, is_own in parts)
+    has_no_field = isinstance(format, str) and "{" not in format
+    return any(text and (has_no_field or not is_markup) for text, is_markup in parts)

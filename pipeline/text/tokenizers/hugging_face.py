@@ -69,26 +69,25 @@ class HuggingFace(FileTokenizer):
         sides = {token.content: (token.lstrip, token.rstrip) for token in added.values()}
         self._set_marks({mark: sides[mark] for mark in sorted(parsed)})
         described = json.loads(self._tokenizer.to_str())
-        if described["model"].get("dropout"):
+        model = described["model"]
+        if model.get("dropout"):
             raise InvalidValue(
-                f"{self.path} has dropout={described['model']['dropout']:g}, so a text has other "
+                f"{self.path} has dropout={model['dropout']:g}, so a text has other "
                 "tokens each time; set it to null in that file"
             )
         if others:  # so that these marks become text, too
             for token in described["added_tokens"]:
                 token["special"] |= token["content"] in others
             self._tokenizer = self._open(json.dumps(described).encode())
-        inner = _without_prefix(described)
-        same = inner == described
-        self._inside = self._tokenizer if same else self._open(json.dumps(inner).encode())
+        bare = _without_prefix(described)
+        is_bare = bare == described
+        self._inside = self._tokenizer if is_bare else self._open(json.dumps(bare).encode())
         # Some models have special tokens in their own vocabulary, and find them in text.
-        unknown = described["model"].get("unk_token"), described["model"].get("unk_id")
         ids: set[Any] = {self._find(content) for content in [*special, *others]}
-        self._control = ids - {unknown[1], self._find(unknown[0] or "")}
-        model = described["model"]
-        kinds = "WordPiece", "WordLevel"
-        self.marks_words = model["type"] in kinds or bool(model.get("end_of_word_suffix"))
-        before, after = self._own_marks()
+        self._control = ids - {model.get("unk_id"), self._find(model.get("unk_token") or "")}
+        of_words = model["type"] in ("WordPiece", "WordLevel")
+        self.marks_words = of_words or bool(model.get("end_of_word_suffix"))
+        before, after = self._read_marks()
         self.begin_id = self._mark("begin", begin, before)
         self.end_id = self._mark("end", end, after)
         self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
@@ -101,7 +100,7 @@ class HuggingFace(FileTokenizer):
     def _find(self, token: str) -> int | None:
         return self._tokenizer.token_to_id(token)
 
-    def _own_marks(self) -> tuple[list[int], list[int]]:
+    def _read_marks(self) -> tuple[list[int], list[int]]:
         """The ids that the post-processor puts before and after a text, here a single word."""
         library = _library()
         probe = library.Tokenizer(library.models.WordLevel({"word": WORD}, unk_token="word"))
@@ -129,13 +128,13 @@ class HuggingFace(FileTokenizer):
 
     def _encode_long(self, text: str, kind: str) -> np.ndarray:
         """The ids of a text, piece by piece, as the library takes 100 bytes for each byte."""
-        ids, at = list[np.ndarray](), 0
+        pieces, at = list[np.ndarray](), 0
         while at < len(text):
             end = self._find_cut(text, at + LONG)
-            (found,) = self._encode_short([text[at:end]], "inside" if at else kind)
-            ids.append(np.array(found, np.int32))
+            (ids,) = self._encode_short([text[at:end]], "inside" if at else kind)
+            pieces.append(np.array(ids, np.int32))
             at = end
-        return np.concatenate(ids)
+        return np.concatenate(pieces)
 
     def _find_cut(self, text: str, begin: int) -> int:
         """A place from `begin` on where the tokenizer cuts a text, before white space; or its end.
@@ -149,8 +148,9 @@ class HuggingFace(FileTokenizer):
             starts = {start for _, (start, _) in steps.pre_tokenize_str(window)}
             spaces = (n for n in range(AROUND, len(window)) if window[n].isspace())
             for cut in itertools.islice((n for n in spaces if not window[n - 1].isspace()), 8):
-                whole, *parts = self._encode_short([window, window[:cut], window[cut:]], "inside")
-                if cut in starts and parts[0] + parts[1] == whole:
+                texts = [window, window[:cut], window[cut:]]
+                whole, before, after = self._encode_short(texts, "inside")
+                if cut in starts and before + after == whole:
                     return at - AROUND + cut
         return len(text)
 
@@ -163,17 +163,17 @@ class HuggingFace(FileTokenizer):
                 f"{self.path} cannot encode {texts[0]!r:.60}: {error}; correct the record, or "
                 "train a tokenizer on this text"
             ) from error
-        ids = [each.ids for each in encodings]
-        for text, each in zip(texts, ids, strict=True):
-            if found := self._control.intersection(each):
-                mark = self._tokenizer.id_to_token(min(found))
+        ids_of_texts = [encoding.ids for encoding in encodings]
+        for text, ids in zip(texts, ids_of_texts, strict=True):
+            if control := self._control.intersection(ids):
+                mark = self._tokenizer.id_to_token(min(control))
                 at = max(text.find(mark) - 20, 0)
                 raise InvalidValue(
                     f"the text …{text[at : at + 60]!r}… has {mark!r}, which {self.path} can "
                     "encode only as a special token; change the spelling in the records, or use "
                     "another tokenizer"
                 )
-        return ids
+        return ids_of_texts
 
     def decode(self, ids: Any) -> str:
         """See `Tokenizer`."""
@@ -187,14 +187,14 @@ def _library() -> Any:
 def _without_prefix(described: Any) -> Any:
     """A description of a tokenizer, or of a step in it, that puts nothing before a text."""
     if isinstance(described, list):
-        return [_without_prefix(each) for each in described if each.get("type") != "Prepend"]
-    found = dict(described)
+        return [_without_prefix(step) for step in described if step.get("type") != "Prepend"]
+    bare = dict(described)
     for name in ("normalizer", "pre_tokenizer", "normalizers", "pretokenizers"):
-        if step := found.get(name):
+        if step := bare.get(name):
             prepends = isinstance(step, dict) and step["type"] == "Prepend"
-            found[name] = None if prepends else _without_prefix(step)
-    if found.get("type") == "Metaspace":
-        found["prepend_scheme"] = "never"
-    if found.get("type") == "ByteLevel":
-        found["add_prefix_space"] = False
-    return found
+            bare[name] = None if prepends else _without_prefix(step)
+    if bare.get("type") == "Metaspace":
+        bare["prepend_scheme"] = "never"
+    if bare.get("type") == "ByteLevel":
+        bare["add_prefix_space"] = False
+    return bare

@@ -25,13 +25,6 @@ def library() -> Any:
     return require("sentencepiece", extra="sentencepiece", purpose=purpose)
 
 
-def _train(*arguments: Any, **options: Any) -> Any:
-    """See `train_sentencepiece`."""
-    from pipeline.text.tokenizers.training import train_sentencepiece
-
-    return train_sentencepiece(*arguments, **options)
-
-
 class SentencePiece(FileTokenizer):
     """A sentencepiece model, read from its file.
 
@@ -50,10 +43,15 @@ class SentencePiece(FileTokenizer):
 
     kind, file = "sentencepiece", "tokenizer.model"
 
-    train = staticmethod(_train)
-
     def __init__(self, model: epath.PathLike, *, begin: bool | str = True, end: bool | str = True):
         super().__init__(model, begin=begin, end=end)
+
+    @staticmethod
+    def train(*arguments: Any, **options: Any) -> "SentencePiece":
+        """See `train_sentencepiece`."""
+        from pipeline.text.tokenizers.training import train_sentencepiece
+
+        return train_sentencepiece(*arguments, **options)
 
     def _setup(self, *, begin: bool | str, end: bool | str) -> None:
         _load(self._content, self.path)  # or it is refused
@@ -68,8 +66,8 @@ class SentencePiece(FileTokenizer):
         if "".join(self._processor.encode("a", out_type=str)).endswith(SPACE):
             # It puts a space after a text: not where a first span ends.
             self._kinds["first"] = self._kinds["inside"]
-        own = self._processor.bos_id(), self._processor.eos_id()
-        before, after = ([mark] if mark >= 0 else [] for mark in own)
+        marks = self._processor.bos_id(), self._processor.eos_id()
+        before, after = ([mark] if mark >= 0 else [] for mark in marks)
         self.begin_id = self._mark("begin", begin, before)
         self.end_id = self._mark("end", end, after)
         self.vocab_size = self._processor.vocab_size()
@@ -79,21 +77,20 @@ class SentencePiece(FileTokenizer):
         self._space = pieces if all(map(self._processor.is_byte, pieces)) else []
 
     def _find(self, token: str) -> int | None:
-        found = self._processor.piece_to_id(token)
-        return found if self._processor.id_to_piece(found) == token else None
+        number = self._processor.piece_to_id(token)
+        return number if self._processor.id_to_piece(number) == token else None
 
     def _encode(self, texts: list[str], kind: str) -> list[list[int]]:
         # One thread, since many texts are encoded by many processes.
-        processor, inside = (
-            functools.partial(self._kinds[each].encode, out_type=int, num_threads=1)
-            for each in (kind, "inside")
-        )
-        ids = processor(texts)
+        options = {"out_type": int, "num_threads": 1}
+        encode, inside = self._kinds[kind].encode, self._kinds["inside"].encode
+        ids = encode(texts, **options)
         for number, text in enumerate(texts if self._space else []):
             if SPACE in text:
                 first, *rest = text.split(SPACE)
-                ids[number] = processor([first])[0]
-                ids[number] += [id_ for part in inside(rest) for id_ in (*self._space, *part)]
+                (ids[number],) = encode([first], **options)
+                for piece in inside(rest, **options):
+                    ids[number] += [*self._space, *piece]
         return ids
 
     def decode(self, ids: Any) -> str:
@@ -117,12 +114,12 @@ def _read_marks(model: bytes) -> tuple[dict[int, str], bytes]:
 
     Marks are control symbols, and user-defined ones that look like marks.
     """
-    found, marks = _message_of_models().FromString(model), {}
-    for number, piece in enumerate(found.pieces):
+    message, marks = _message_of_models().FromString(model), {}
+    for number, piece in enumerate(message.pieces):
         if piece.type in (CONTROL, USER_DEFINED) and is_mark(piece.piece.replace(SPACE, " ")):
             marks[number] = piece.piece
             piece.type = UNUSED if piece.type == USER_DEFINED else CONTROL
-    return marks, found.SerializeToString()
+    return marks, message.SerializeToString()
 
 
 @functools.cache

@@ -61,32 +61,33 @@ def train_sentencepiece(
     """
     path = as_path(model)
     pairs: Any = source if isinstance(source, list | tuple) else [(source, field)]
-    texts = [(sharded(each), [of] if isinstance(of, str) else of) for each, of in pairs]
+    texts = [(sharded(source), [of] if isinstance(of, str) else of) for source, of in pairs]
     fields = [
         fingerprint(of) if callable(of) else of if isinstance(of, str) else list(of)
         for _, of in pairs
     ]
-    about = {
-        "source": "+".join(each.fingerprint for each, _ in texts),
+    origin = {
+        "source": "+".join(shards.fingerprint for shards, _ in texts),
         "field": fields[0] if len(fields) == 1 else fields,
         "vocab_size": vocab_size,
         "seed": seed,
         "sample_bytes": SAMPLE_BYTES,
     }
-    note = path.parent / f"{path.name}.json"
+    beside = path.parent / f"{path.name}.json"  # the origin of the model
 
     if not path.exists():
         with directory_lock(path.parent, "training a tokenizer"):
             if not path.exists():
-                proto = _train(Sample(texts, seed), vocab_size)
-                for place, content in ((note, json.dumps(about, indent=1).encode()), (path, proto)):
-                    with atomic_write(place) as file:
-                        file.write(content)
-    there = json.loads(note.read_text()) if note.exists() else {}
-    if changed := [name for name, value in about.items() if there.get(name) != value]:
+                content = _train(Sample(texts, seed), vocab_size)
+                with atomic_write(beside) as file:
+                    file.write(json.dumps(origin, indent=1).encode())
+                with atomic_write(path) as file:
+                    file.write(content)
+    stored = json.loads(beside.read_text()) if beside.exists() else {}
+    if changed := [name for name, value in origin.items() if stored.get(name) != value]:
         raise InvalidValue(
             f"{os.fspath(path)} exists, and was not trained with this text and these options ("
-            + ", ".join(f"{name} was {there.get(name)}, now {about[name]}" for name in changed)
+            + ", ".join(f"{name} was {stored.get(name)}, now {origin[name]}" for name in changed)
             + "). Give it as the tokenizer, train into another directory (for a run, another "
             "--workdir), or delete it if no corpus needs it"
         )
@@ -107,29 +108,31 @@ class Sample:
         self.bytes, self.failures, self.failed = 0, 0, ""
 
     def __iter__(self) -> Iterator[str]:
-        every = [
+        shards = [
             (source, field, shard) for source, field in self._texts for shard in source.shards()
         ]
-        count = min(len(every), SAMPLED)
+        count = min(len(shards), SAMPLED)
         # One shard of each of `count` equal stretches.
         within = np.random.Philox(key=self._seed).random_raw(count) / 2**64
-        for number in ((np.arange(count) + within) * (len(every) / max(count, 1))).astype(int):
-            source, field, shard = every[number]
+        for index in ((np.arange(count) + within) * (len(shards) / max(count, 1))).astype(int):
+            source, field, shard = shards[index]
             end = self.bytes + SAMPLE_BYTES // count
-            blocks = source.read(shard)
-            for block, at in ((each, at) for each in blocks for at in range(len(each.records))):
+            records = (
+                (block, n) for block in source.read(shard) for n in range(len(block.records))
+            )
+            for block, number in records:
                 if self.bytes >= end:
                     break
                 try:
-                    found = _texts_of(block.records[at], field)
+                    texts = _texts_of(block.records[number], field)
                 except OSError:
                     raise
                 except Exception as error:
                     self.failures += 1
-                    self.failed = self.failed or f"{with_place(error, block.where(at))}"
+                    self.failed = self.failed or f"{with_place(error, block.where(number))}"
                     continue
-                yield from found
-                self.bytes += sum(len(text.encode()) for text in found)
+                yield from texts
+                self.bytes += sum(len(text.encode()) for text in texts)
 
 
 def _train(sample: Sample, vocab_size: int) -> bytes:
@@ -174,4 +177,4 @@ def _train(sample: Sample, vocab_size: int) -> bytes:
 def _texts_of(record: Any, field: Any) -> Any:
     if isinstance(record, Exception):
         raise record
-    return field(record) if callable(field) else [text_of(record, each) for each in field]
+    return field(record) if callable(field) else [text_of(record, name) for name in field]
