@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 
 from pipeline.corpus.interface import AnyCorpus, computed
-from pipeline.corpus.nodes import Nodes
 from pipeline.corpus.renumbered import Renumbered
 from pipeline.corpus.side import Side
 from pipeline.corpus.stored.cache import PartCache
 from pipeline.corpus.stored.gather import Fields, Pieces
+from pipeline.corpus.view import WrappedSide
 from pipeline.errors import InvalidValue
 
 
@@ -84,18 +84,13 @@ class Joined(Renumbered):
         return AnyCorpus._example(self, number)
 
 
-class JoinedSide(Side):
+class JoinedSide(WrappedSide):
     """A side of the tokens of the first of some sides, and the features of all."""
 
     def __init__(self, sides: Sequence[Side]):
-        self._sides, first = sides, sides[0]
-        self.weighted, self.has_tokens, self.trees = first.weighted, first.has_tokens, first.trees
+        super().__init__(sides[0])
+        self._sides, self.weighted = sides, sides[0].weighted
         self.features = {name: feature for side in sides for name, feature in side.features.items()}
-
-    @computed
-    def lengths(self) -> np.ndarray:
-        """Positions of each example."""
-        return self._sides[0].lengths
 
     def _read(self, pieces: Pieces, names: Sequence[str]) -> Fields:
         first, *others = self._sides
@@ -111,7 +106,3 @@ class JoinedSide(Side):
         for side in self._sides:
             fields |= side.read_examples(examples, side.select(names))
         return {name: fields[name] for name in names}
-
-    def read_nodes(self, examples: np.ndarray) -> Nodes:
-        """See `Side.read_nodes`."""
-        return self._sides[0].read_nodes(examples)

@@ -1,11 +1,15 @@
 """View: another corpus, whose examples are chosen or changed when batches are built."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
-from pipeline.corpus.interface import AnyCorpus
+from pipeline.corpus.interface import AnyCorpus, computed
+from pipeline.corpus.nodes import Nodes
 from pipeline.corpus.renumbered import Renumbered
+from pipeline.corpus.side import Side
+from pipeline.corpus.stored.gather import Fields
 from pipeline.corpus.tasks import Task
 from pipeline.errors import InvalidValue, counted
 from pipeline.planning.identity import fingerprint_of
@@ -52,6 +56,29 @@ class View(Renumbered):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__} of {self.corpus!r}"
+
+
+class WrappedSide(Side):
+    """A side that reads another one: what a class does not set is as there.
+
+    A class of such sides writes `_read`.
+    """
+
+    def __init__(self, side: Side):
+        self._side = side
+        self.has_tokens, self.features, self.trees = side.has_tokens, side.features, side.trees
+
+    @computed
+    def lengths(self) -> np.ndarray:
+        """Positions of each example."""
+        return self._side.lengths
+
+    def _read_examples(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
+        return self._side.read_examples(examples, names)
+
+    def read_nodes(self, examples: np.ndarray) -> Nodes:
+        """See `Side.read_nodes`."""
+        return self._side.read_nodes(examples)
 
 
 class ChangedView(View):

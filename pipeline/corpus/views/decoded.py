@@ -8,7 +8,7 @@ import numpy as np
 from pipeline.corpus.interface import AnyCorpus, computed
 from pipeline.corpus.side import Side
 from pipeline.corpus.stored.gather import Fields, Pieces
-from pipeline.corpus.view import ChangedView
+from pipeline.corpus.view import ChangedView, WrappedSide
 from pipeline.errors import InvalidValue, suggest_option
 from pipeline.text.features import Feature, check_features
 from pipeline.text.fingerprints import fingerprint
@@ -107,7 +107,7 @@ class Decoded(ChangedView):
         return f"{self.corpus}\nseen as      decoded {', '.join(self.made)}"
 
 
-class _DecodedSide(Side):
+class _DecodedSide(WrappedSide):
     """The side that is decoded: that of the corpus, whose files are those of two other sides.
 
     `names` are those of the features with bytes and sizes, and of the pointer to files.
@@ -122,14 +122,10 @@ class _DecodedSide(Side):
         decode: Decode | str,
         schemas: Mapping[str, Feature],
     ):
-        self._side, self._files, self._sizes, self._feature_names = side, files, sizes, names
+        super().__init__(side)
+        self._files, self._sizes, self._feature_names = files, sizes, names
         self._function, self._made = decode, schemas
-        self.has_tokens, self.features = side.has_tokens, {**side.features, **schemas}
-
-    @computed
-    def lengths(self) -> np.ndarray:
-        """Positions of each example."""
-        return self._side.lengths
+        self.features = {**side.features, **schemas}
 
     def _read(self, pieces: Pieces, names: Sequence[str]) -> Fields:
         fields = self._side.read(*pieces, self._side.select(names))
@@ -143,9 +139,6 @@ class _DecodedSide(Side):
                 for name in missing:
                     fields[name][begin : begin + size] = values[name][start : start + size]
         return fields
-
-    def _read_examples(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
-        return self._side.read_examples(examples, names)
 
     def _decode_file(self, content: bytes) -> list[np.ndarray]:
         """The values of each of the decoded features."""

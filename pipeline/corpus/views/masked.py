@@ -6,10 +6,9 @@ import numpy as np
 
 from pipeline.corpus import prng
 from pipeline.corpus.interface import AnyCorpus
-from pipeline.corpus.side import Side
 from pipeline.corpus.stored.gather import Fields, Pieces
 from pipeline.corpus.tasks import INPUTS
-from pipeline.corpus.view import DrawnView
+from pipeline.corpus.view import DrawnView, WrappedSide
 from pipeline.errors import require_share, require_whole
 
 # The shares of selected tokens that become the mask, and a random token; the rest stays.
@@ -58,16 +57,16 @@ class Masked(DrawnView):
         self.sides = {"inputs": _MaskedSide(self, num_ids)}
 
 
-class _MaskedSide(Side):
+class _MaskedSide(WrappedSide):
     """The tokens of a corpus, masked."""
 
     weighted = True
 
     def __init__(self, view: Masked, num_ids: int):
-        self._side, self._seed, self._mask_id = view.side, view.seed, view.mask_id
-        self._keep_ids, self._num_ids = view.keep_ids, num_ids
+        super().__init__(view.side)
+        self._seed, self._mask_id, self._keep_ids = view.seed, view.mask_id, view.keep_ids
+        self._num_ids = num_ids
         self._threshold = prng.threshold(view.rate)
-        self.lengths, self.features = view.side.lengths, view.side.features
 
     def _read(self, pieces: Pieces, names: Sequence[str]) -> Fields:
         fields = self._side.read(*pieces, names)
@@ -87,6 +86,3 @@ class _MaskedSide(Side):
         inputs[positions[other]] = random
         weights = selected.astype(np.float32)
         return {"inputs": inputs, "targets": targets, **fields, "loss_weights": weights}
-
-    def _read_examples(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
-        return self._side.read_examples(examples, names)

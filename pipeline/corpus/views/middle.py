@@ -10,7 +10,7 @@ from pipeline.corpus.interface import AnyCorpus, computed
 from pipeline.corpus.side import Side
 from pipeline.corpus.stored.gather import Fields, Pieces, gather
 from pipeline.corpus.tasks import CAUSAL
-from pipeline.corpus.view import DrawnView
+from pipeline.corpus.view import DrawnView, WrappedSide
 from pipeline.errors import InvalidValue, require_one_of, require_share, require_whole
 from pipeline.planning.layout import ranges
 
@@ -90,7 +90,7 @@ class FillInTheMiddle(DrawnView):
         return self.sides["inputs"].lengths
 
 
-class _MiddleSide(Side):
+class _MiddleSide(WrappedSide):
     """The tokens of a corpus, some of its examples cut; options are those of `FillInTheMiddle`."""
 
     def __init__(
@@ -106,7 +106,8 @@ class _MiddleSide(Side):
         seed: int,
         marks: Sequence[bool],
     ):
-        self._side, self._seed, self._mode = side, seed, mode
+        super().__init__(side)
+        self._seed, self._mode = seed, mode
         self._marks, (self._begins, self._ends) = (prefix, middle, suffix), marks
         self._threshold = prng.threshold(rate)
         self.weighted = loss == "middle"
@@ -183,6 +184,3 @@ class _MiddleSide(Side):
             weights = learnt.astype(np.float32).ravel().repeat(size.ravel())
             fields["loss_weights"] = gather(weights, at + 1, lengths, reach)
         return fields
-
-    def _read_examples(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
-        return self._side.read_examples(examples, names)
