@@ -10,7 +10,7 @@ import numpy as np
 from scipy import sparse
 from scipy.optimize import linprog
 
-from pipeline.planning.patterns import best_fit
+from pipeline.planning.best_fit import best_fit
 
 ITERATIONS = 60
 

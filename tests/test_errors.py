@@ -14,7 +14,7 @@ import pytest
 import pipeline
 from pipeline import Bucket, Examples, Feature, Plan, errors
 from pipeline.corpus import INPUTS
-from pipeline.loading.loader import LoadOptions
+from pipeline.loading.from_options import LoadOptions
 from pipeline.planning.options import PlanOptions
 from pipeline.text import sources, templates, tokenizers
 from pipeline.text.config import open_source, open_template, open_tokenizer

@@ -12,8 +12,7 @@ from collections.abc import Iterable
 import pytest
 
 import pipeline
-from pipeline.loading.batches import Batch
-from pipeline.loading.loader import LoadOptions
+from pipeline.loading.from_options import LoadOptions
 from pipeline.planning import Changes
 from pipeline.planning.options import Options, PlanOptions
 from tests.pages import SNIPPETS
@@ -121,5 +120,8 @@ def test_help_names_all_attributes(things):
 
 def test_help_names_all_options_of_load_and_all_fields_of_a_batch():
     known = {*LoadOptions.__annotations__, *(pipeline.load.__kwdefaults__ or {})}
-    for thing, names in ((pipeline.load, known), (Batch, {*Batch.__annotations__})):
+    for thing, names in (
+        (pipeline.load, known),
+        (pipeline.Batch, {*pipeline.Batch.__annotations__}),
+    ):
         assert names <= {*re.findall(r"\w+", thing.__doc__ or "")}

@@ -44,8 +44,8 @@ class AddedFeatures(SingleCorpus):
         directory: epath.Path,
         manifest: Manifest,
         lengths: np.ndarray,
-        cache: pathlib.Path | None = None,
-        cache_bytes: int | None = None,
+        cache: pathlib.Path | None,
+        cache_bytes: int | None,
     ):
         self.directory, self.manifest, self.lengths = directory, manifest, lengths
         self.task, self.features = TASKS[manifest.task], manifest.features
@@ -65,28 +65,29 @@ class AddedFeatures(SingleCorpus):
 
 
 def find_added(
-    directory: epath.Path, names: Iterable[str], of: str
+    directory: epath.Path, names: Iterable[str], digest: str
 ) -> list[tuple[epath.Path, Manifest]]:
-    """The directories of the added features `names` of the corpus in `directory`, of digest `of`.
+    """The directories of the added features `names` of the corpus in `directory`, of this `digest`.
 
     Each with its manifest.
     """
-    there = (directory / FEATURES).glob(f"*/{NAME}") if (directory / FEATURES).exists() else ()
-    every = {path.parent: path.parent.name for path in there}
-    found: dict[str, tuple[epath.Path, Manifest]] = {}
+    folders, added = _find_folders(directory), dict[epath.Path, Manifest]()
     for name in names:
-        places = [place for place, label in every.items() if name in label.split("+")]
-        if not places:
-            known = sorted({each for label in every.values() for each in label.split("+")})
+        if (folder := folders.get(name)) is None:
             raise InvalidValue(
                 f"no features were added to {os.fspath(directory)} as "
-                f"{suggest_option(str(name), known)}"
+                f"{suggest_option(str(name), sorted(folders))}"
             )
-        manifest = Manifest.read(places[0] / NAME)
-        if manifest.origin != {"of": of}:
-            raise damage(places[0] / NAME, "it is of another corpus")
-        found[places[0].name] = places[0], manifest
-    return list(found.values())
+        added[folder] = manifest = Manifest.read(folder / NAME)
+        if manifest.origin != {"of": digest}:
+            raise damage(folder / NAME, "it is of another corpus")
+    return list(added.items())
+
+
+def _find_folders(directory: epath.Path) -> dict[str, epath.Path]:
+    """The directory of each feature that was added to the corpus in `directory`, by its name."""
+    paths = (directory / FEATURES).glob(f"*/{NAME}") if (directory / FEATURES).exists() else ()
+    return {name: path.parent for path in paths for name in path.parent.name.split("+")}
 
 
 def add_features(
@@ -100,36 +101,42 @@ def add_features(
 
     `counts` are the tokens of each example, part by part; columns have an entry for each example.
     """
-    known = check_features(features)
-    if not known or {*columns} != {*known}:
+    schemas = check_features(features)
+    if not schemas or {*columns} != {*schemas}:
         raise InvalidValue(
             f"columns are {', '.join(map(str, columns)) or 'none'}, but features are "
-            f"{', '.join(known) or 'none'}; give a column and a pipeline.Feature for each name"
+            f"{', '.join(schemas) or 'none'}; give a column and a pipeline.Feature for each name"
         )
-    place = directory / FEATURES / "+".join(sorted(known))
-    with directory_lock(place, "adding features"):
-        there = Manifest.read(place / NAME).parts if (place / NAME).exists() else None
+    folder, folders = directory / FEATURES / "+".join(sorted(schemas)), _find_folders(directory)
+    for name in schemas:
+        if folders.get(name, folder) != folder:
+            raise InvalidValue(
+                f"{os.fspath(folders[name])} has a feature {name!r} already; open the corpus with "
+                f"features=[{name!r}], or use another name"
+            )
+    with directory_lock(folder, "adding features"):
+        stored = Manifest.read(folder / NAME).parts if (folder / NAME).exists() else None
         parts = []
-        made = _make_parts(counts, columns, known)
-        for number, (part, examples) in enumerate(zip(manifest.parts, made, strict=True)):
-            if there is None:
-                parts.append(write_part(place / part.file, examples).part)
-            elif examples.digest != there[number].sha256:
+        values = _make_parts(counts, columns, schemas)
+        for number, (part, examples) in enumerate(zip(manifest.parts, values, strict=True)):
+            if stored is None:
+                parts.append(write_part(folder / part.file, examples).part)
+            elif examples.digest != stored[number].sha256:
                 raise InvalidValue(
-                    f"{os.fspath(place)} holds other values of {', '.join(known)}; add them "
+                    f"{os.fspath(folder)} holds other values of {', '.join(schemas)}; add them "
                     "under another name, or delete that directory"
                 )
-        if there is None:
+        if stored is None:
             origin: dict[str, str | None] = {"of": manifest.digest}
             task = manifest.task
-            Manifest(task=task, origin=origin, features=known, parts=parts).write(place / NAME)
+            Manifest(task=task, origin=origin, features=schemas, parts=parts).write(folder / NAME)
 
 
 def _make_parts(
-    counts: Iterable[np.ndarray], columns: Mapping[str, Iterable[Any]], known: dict[str, Feature]
+    counts: Iterable[np.ndarray], columns: Mapping[str, Iterable[Any]], schemas: dict[str, Feature]
 ) -> Iterator[Ragged]:
     """The features of each part, checked; those without a dtype get that of their first entry."""
-    buffer, rows, number = Buffer(known, None), zip_columns(columns), 0
+    buffer, rows, number = Buffer(schemas, None), zip_columns(columns), 0
     for of_part in counts:
         for tokens in of_part.tolist():
             if (row := next(rows, None)) is None:
@@ -139,7 +146,7 @@ def _make_parts(
                 )
             buffer.add(row[1], number, tokens)
             number += 1
-        known |= buffer.features
+        schemas |= buffer.features
         yield buffer.take()
     if next(rows, None) is not None:
         raise InvalidValue(

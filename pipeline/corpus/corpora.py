@@ -47,17 +47,17 @@ class Corpora(Renumbered):
         first, expected = next(iter(self.corpora)), _traits(members[0], self.unpriced)
         for name, corpus in self.corpora.items():
             traits = _traits(corpus, self.unpriced)
-            for what in {**expected, **traits}:
-                if traits.get(what) != expected.get(what):
+            for trait in {**expected, **traits}:
+                if traits.get(trait) != expected.get(trait):
                     raise InvalidValue(
-                        f"{name} has {what} {traits.get(what)} and {first} has {what} "
-                        f"{expected.get(what)}; corpora that are read as one must agree; prepare "
+                        f"{name} has {trait} {traits.get(trait)} and {first} has {trait} "
+                        f"{expected.get(trait)}; corpora that are read as one must agree; prepare "
                         "both with the same one, or write both with the same vocab_size="
                     )
         _require_features(self.corpora)
         self.directory = None
         if len(members) > 1:
-            identities = {name: each.identity for name, each in self.corpora.items()}
+            identities = {name: corpus.identity for name, corpus in self.corpora.items()}
             self.identity = {"corpora": identities}
 
     def arguments(self) -> dict[str, Any]:
@@ -123,25 +123,19 @@ class Lacking(Renumbered):
         train, held_out = self.corpus.split(hold_out, by=by)
         return Lacking(train, self.side_names), Lacking(held_out, self.side_names)
 
-    def __repr__(self) -> str:
-        return repr(self.corpus)
-
-    def __str__(self) -> str:
-        return str(self.corpus)
-
 
 def _require_features(corpora: Mapping[str, AnyCorpus]) -> None:
     """Refuses features that differ, and missing ones that have no `fill`."""
-    every: dict[str, tuple[str, Feature]] = {}
+    schemas: dict[str, tuple[str, Feature]] = {}
     for name, corpus in corpora.items():
         for label, feature in corpus.features.items():
-            first, known = every.setdefault(label, (name, feature))
-            if known != feature:
+            first, expected = schemas.setdefault(label, (name, feature))
+            if expected != feature:
                 raise InvalidValue(
                     f"the feature {label!r} of {name} is {feature}, but that of {first} is "
-                    f"{known}; give both the same dtype and shape"
+                    f"{expected}; give both the same dtype and shape"
                 )
-    for label, (first, feature) in every.items():
+    for label, (first, feature) in schemas.items():
         for name, corpus in corpora.items():
             due = (
                 not feature.of_arrays
@@ -161,9 +155,9 @@ SHARED = "task", "tokenizer"
 
 def _give_sides(corpora: Mapping[str, AnyCorpus]) -> dict[str, AnyCorpus]:
     """The corpora, all with the same sides: those that lack some have length 0 there."""
-    names = tuple(dict.fromkeys(name for each in corpora.values() for name in each.side_names))
-    arrays = {name for each in corpora.values() for name in each.unpriced}
-    found = dict(corpora)
+    names = tuple(dict.fromkeys(name for corpus in corpora.values() for name in corpus.side_names))
+    arrays = {name for corpus in corpora.values() for name in corpus.unpriced}
+    result = dict(corpora)
     for name, corpus in corpora.items():
         if not arrays.issuperset(side for side in names if side not in corpus.side_names):
             raise InvalidValue(
@@ -172,8 +166,8 @@ def _give_sides(corpora: Mapping[str, AnyCorpus]) -> dict[str, AnyCorpus]:
                 "arrays may be missing"
             )
         if corpus.side_names != names:
-            found[name] = Lacking(corpus, names)
-    return found
+            result[name] = Lacking(corpus, names)
+    return result
 
 
 def _traits(corpus: AnyCorpus, arrays: Sequence[str]) -> dict[str, Any]:
@@ -183,11 +177,11 @@ def _traits(corpus: AnyCorpus, arrays: Sequence[str]) -> dict[str, Any]:
         for name, value in flatten(corpus.identity)
         if name.split(" of ")[-1] not in arrays
     }
-    shared = {name: value for (what, name), value in entries.items() if what in SHARED}
+    shared = {name: value for (kind, name), value in entries.items() if kind in SHARED}
     # Corpora, pairs and views of one kind have the same names of entries, whether or not they are
     # split or have added features.
     names = ", ".join(
-        name for what, name in entries if f" of {Split.kind}" not in name and what != "features"
+        name for kind, name in entries if f" of {Split.kind}" not in name and kind != "features"
     )
     return shared | {
         "the loss on the side": corpus.loss,

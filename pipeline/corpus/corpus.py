@@ -21,7 +21,7 @@ from pipeline.corpus.stored.log import read_counts
 from pipeline.corpus.stored.manifest import Manifest, open_part, read_lengths, require_same_origin
 from pipeline.corpus.stored.reader import Reader
 from pipeline.corpus.stored.writer import NO_ORIGIN, Writer
-from pipeline.corpus.tasks import A_TASK, CAUSAL, GROUPS, TASKS, Task, is_single, tasks_of
+from pipeline.corpus.tasks import CAUSAL, GROUPS, TASKS, Task, is_single, read_columns
 from pipeline.corpus.views.groups import Groups
 from pipeline.corpus.views.trees import divide_groups
 from pipeline.errors import Exists, InvalidValue, require_type, require_whole
@@ -29,7 +29,7 @@ from pipeline.fs.atomic import as_path, is_local, write_once
 from pipeline.planning.lengths import NO_EXAMPLES, digest
 from pipeline.text import tokenizers
 from pipeline.text.features import Feature
-from pipeline.text.ragged import Ragged, divide_arrays
+from pipeline.text.ragged import Ragged
 from pipeline.text.tokenizers import Tokenizer
 
 # The file beside a corpus with the numbers of the examples that have no loss, if there are any.
@@ -83,15 +83,15 @@ class Corpus(SingleCorpus):
             raise InvalidValue(f"cache is {os.fspath(cache)!r}; give a local directory")
         if cache_bytes is not None:
             require_whole("cache_bytes", cache_bytes, 1)
-        self.directory = place = as_path(directory)
-        if cache is None and not is_local(place):
+        self.directory = directory = as_path(directory)
+        if cache is None and not is_local(directory):
             cache = default_directory()
         if cache is None and cache_bytes is not None:
             raise InvalidValue(
-                f"cache_bytes is {cache_bytes}, but {os.fspath(place)} is local and there is no "
-                "cache=; omit cache_bytes"
+                f"cache_bytes is {cache_bytes}, but {os.fspath(directory)} is local and there is "
+                "no cache=; omit cache_bytes"
             )
-        self.manifest = manifest = Manifest.of(place)
+        self.manifest = manifest = Manifest.of(directory)
         self.task, self.origin = TASKS[manifest.task], manifest.origin
         self.weighted, self.vocab_size = manifest.weighted, manifest.vocab_size
         self.num_learnt, self.text_bytes = map(manifest.parts.total, ("learnt", "text_bytes"))
@@ -103,7 +103,7 @@ class Corpus(SingleCorpus):
         }
         self.features = manifest.features
         self.cache = None if cache is None else pathlib.Path(cache).expanduser()
-        store = PartCache.find(place, manifest, self.cache, cache_bytes)
+        store = PartCache.find(directory, manifest, self.cache, cache_bytes)
         read = functools.partial(read_lengths, manifest=manifest)
         self.caches, self.lengths = store.caches, store.read_copy(LENGTHS, read)
         self.files = examples = manifest.parts.numbers("examples")
@@ -143,14 +143,14 @@ class Corpus(SingleCorpus):
                 raise InvalidValue(f"it is {loaded.fingerprint}")
             return loaded
         except (KeyError, TypeError, ValueError) as error:
-            seen = f"its tokenizer, {self.origin['tokenizer']}, cannot be loaded: {error}"
-            raise damage(self.directory / MANIFEST, seen) from error
+            reason = f"its tokenizer, {self.origin['tokenizer']}, cannot be loaded: {error}"
+            raise damage(self.directory / MANIFEST, reason) from error
 
     def with_features(
         self, columns: Mapping[str, Iterable[Any]], *, features: Mapping[str, Feature]
     ) -> "WithFeatures":
         """See `AnyCorpus`."""
-        return WithFeatures.add(self, (), columns, features, where_cached([self]))
+        return WithFeatures.add(self, (), columns, features, where_cached(self))
 
     @classmethod
     def from_arrays(
@@ -177,25 +177,21 @@ class Corpus(SingleCorpus):
         Raises:
             ValueError: as for `Examples`; or `directory` holds other data.
         """
-        require_type("task", task, Task, A_TASK)
         require_type("loss", loss, str | None, "the name of a side, or None")
-        sides, directory = task.divide(columns, features), as_path(directory)
-        vocab_size = None if vocab_size is None else require_whole("vocab_size", vocab_size, 1)
-        require_names(sides)
-        parts = divide_arrays(columns, sides, vocab_size, task.lookahead)
-        tasks = tasks_of(sides, [task])
-        single = is_single(tasks, loss)
+        tasks, vocab_size, parts = read_columns(columns, features, vocab_size, task)
+        require_names(tasks)
+        directory, single = as_path(directory), is_single(tasks, loss)
         with contextlib.ExitStack() as stack:
-            made = {}
-            for name, of in tasks.items():
-                place = directory if single else directory / name
-                made[name] = stack.enter_context(_Writing(place, of, vocab_size))
+            writings = {}
+            for name, side_task in tasks.items():
+                folder = directory if single else directory / name
+                writings[name] = stack.enter_context(_Writing(folder, side_task, vocab_size))
             for side, part in parts:
-                made[side].append(part)
-            corpora = {name: each.finish() for name, each in made.items()}
+                writings[side].append(part)
+            corpora = {name: writing.finish() for name, writing in writings.items()}
         if single:
             return corpora[task.side]
-        record_sides(directory, [*sides], loss)
+        record_sides(directory, [*tasks], loss)
         return Sides(corpora, loss=loss)
 
     @classmethod
@@ -235,9 +231,9 @@ class Corpus(SingleCorpus):
             ValueError: a prefix or a continuation has no token, an entry is not as above, or
                 `directory` holds other data.
         """
-        columns, known = divide_groups(groups, features, vocab_size)
+        columns, schemas = divide_groups(groups, features, vocab_size)
         nodes = cls.from_arrays(
-            columns, directory, features=known, vocab_size=vocab_size, task=GROUPS
+            columns, directory, features=schemas, vocab_size=vocab_size, task=GROUPS
         )
         return Groups(nodes)
 
@@ -260,14 +256,14 @@ class Corpus(SingleCorpus):
 
     def _read_silent(self) -> bytes:
         """The content of `SILENT`: the numbers of examples without loss."""
-        first, found = 0, []
+        first, numbers = 0, []
         for part in self.manifest.parts:
             if part.silent:
                 examples = open_part(self.directory, part).read()
                 silent = self.task.find_silent(examples.counts, examples.weights, examples.columns)
-                found.append(first + silent)
+                numbers.append(first + silent)
             first += part.examples
-        return np.concatenate(found).astype(np.int64).tobytes()
+        return np.concatenate(numbers).astype(np.int64).tobytes()
 
     def verify(self) -> None:
         """Reads all parts, and refuses the first whose content is not what was written."""
@@ -283,8 +279,8 @@ class Corpus(SingleCorpus):
         if self.tokenizer is not None:
             expected["vocab_size"] = self.tokenizer.vocab_size
         for name, value in expected.items():
-            if (said := getattr(self.manifest, name)) != value:
-                raise damage(self.directory / MANIFEST, f"its {name} is {said}, not {value}")
+            if (recorded := getattr(self.manifest, name)) != value:
+                raise damage(self.directory / MANIFEST, f"its {name} is {recorded}, not {value}")
         files = {*self.manifest.parts.strings("file")}
         for path in self.directory.glob("part-*.arrow"):
             if path.name not in files:
@@ -292,15 +288,15 @@ class Corpus(SingleCorpus):
 
     def arguments(self) -> dict[str, Any]:
         """See `AnyCorpus`."""
-        return {"directory": os.fspath(self.directory), **where_cached([self])}
+        return {"directory": os.fspath(self.directory), **where_cached(self)}
 
     def __repr__(self) -> str:
         return f"Corpus.open({os.fspath(self.directory)!r})"
 
 
-def where_cached(corpora: Sequence[Corpus | AddedFeatures]) -> dict[str, Any]:
-    """The options for a cache with the room that these have together; empty without one."""
-    caches = [cache for each in corpora for cache, _ in each.caches]
+def where_cached(corpus: AnyCorpus) -> dict[str, Any]:
+    """The options for a cache with the room that the files of a corpus have; empty without one."""
+    caches = [cache for cache, _ in corpus.caches]
     if not caches:
         return {}
     room = sum(cache.max_bytes for cache in caches)
@@ -318,6 +314,7 @@ class WithFeatures(Joined):
     """
 
     kind, of_machine = "with_features", Corpus.of_machine
+    corpus: Corpus
 
     def __init__(
         self,
@@ -327,56 +324,55 @@ class WithFeatures(Joined):
         cache: str | os.PathLike | None = None,
         cache_bytes: int | None = None,
     ):
-        place = as_path(directory)
-        manifest = Manifest.of(place)
-        added = find_added(place, features, manifest.digest)
-        sizes = [each.parts.total("bytes") for each in (manifest, *(each for _, each in added))]
+        directory = as_path(directory)
+        manifest = Manifest.of(directory)
+        added = find_added(directory, features, manifest.digest)
+        manifests = [manifest, *(manifest for _, manifest in added)]
+        sizes = [manifest.parts.total("bytes") for manifest in manifests]
         rooms: list[int | None] = [None] * len(sizes)
         if cache_bytes is not None:
             room = require_whole("cache_bytes", cache_bytes, 1)
             rooms = [max(room * size // sum(sizes), 1) for size in sizes]
-        corpus = Corpus(place, cache=cache, cache_bytes=rooms[0])
+        corpus = Corpus(directory, cache=cache, cache_bytes=rooms[0])
         others = [
-            AddedFeatures(*each, corpus.lengths, corpus.cache, room)
-            for each, room in zip(added, rooms[1:], strict=True)
+            AddedFeatures(folder, manifest, corpus.lengths, corpus.cache, room)
+            for (folder, manifest), room in zip(added, rooms[1:], strict=True)
         ]
         super().__init__(corpus, *others)
-        self._stored: tuple[Corpus, *tuple[AddedFeatures, ...]] = (corpus, *others)
 
     @classmethod
     def add(
         cls,
         corpus: Corpus,
-        there: Sequence[str],
+        earlier: Sequence[str],
         columns: Mapping[str, Iterable[Any]],
         features: Mapping[str, Feature],
         cached: Mapping[str, Any],
     ) -> "WithFeatures":
-        """The corpus with new features, written now, beside those that are `there`."""
+        """The corpus with new features, written now, beside `earlier` ones."""
         for name in corpus.task.check(features):
-            if name in corpus.features or name in there:
+            if name in corpus.features or name in earlier:
                 raise InvalidValue(f"the corpus has a feature {name!r} already; use another name")
         manifest = corpus.manifest
         counts = read_counts(corpus.directory, manifest.parts, corpus.task)
         add_features(corpus.directory, manifest, counts, columns, features)
-        return cls(corpus.directory, [*there, *features], **cached)
+        return cls(corpus.directory, [*earlier, *features], **cached)
 
     def with_features(
         self, columns: Mapping[str, Iterable[Any]], *, features: Mapping[str, Feature]
     ) -> "WithFeatures":
         """See `AnyCorpus`."""
-        cached = where_cached(self._stored)
-        return self.add(self._stored[0], self.added, columns, features, cached)
+        return self.add(self.corpus, self.added, columns, features, where_cached(self))
 
     @property
     def added(self) -> list[str]:
         """The names of features that were added."""
-        return [name for each in self.others for name in each.features]
+        return [name for corpus in self.others for name in corpus.features]
 
     def arguments(self) -> dict[str, Any]:
         """See `AnyCorpus`."""
-        place, names = os.fspath(self._stored[0].directory), self.added
-        return {"directory": place, "features": names, **where_cached(self._stored)}
+        stored = {"directory": os.fspath(self.directory), "features": self.added}
+        return stored | where_cached(self)
 
     @classmethod
     def make(cls, **arguments: Any) -> AnyCorpus:
@@ -418,8 +414,8 @@ class _Writing:
         corpus = Corpus(self._directory)
         require_same_origin(self._directory, corpus.origin, NO_ORIGIN)
         corpus.require_task(self._task)
-        there = corpus.manifest.parts.strings("sha256")
-        if self._digests != there or self._vocab_size != corpus.vocab_size:
+        digests = corpus.manifest.parts.strings("sha256")
+        if self._digests != digests or self._vocab_size != corpus.vocab_size:
             raise InvalidValue(
                 f"{os.fspath(self._directory)} holds a corpus of other examples ({len(corpus):,} "
                 f"of them, {corpus.fingerprint}); choose another directory, or delete this one"

@@ -16,7 +16,7 @@ from pipeline.corpus.interface import CLASSES, AnyCorpus
 from pipeline.corpus.stored.directory import damage, read_entries, write_entries
 from pipeline.corpus.tasks import TASKS, Task
 from pipeline.errors import InvalidValue, suggest_option
-from pipeline.fs.atomic import as_path, is_local, make_directory
+from pipeline.fs.atomic import absolute, as_path, make_directory
 from pipeline.text.features import Feature
 from pipeline.text.fingerprints import fingerprint
 
@@ -67,16 +67,16 @@ def as_json(value: Any, root: str = "", name: str = "") -> Any:
                 "again; write it with Corpus.from_arrays"
             )
         arguments = value.arguments().items()
-        kept = {name: each for name, each in arguments if name not in value.of_machine}
-        return {"kind": value.kind} | as_json(kept, root)
+        portable = {name: argument for name, argument in arguments if name not in value.of_machine}
+        return {"kind": value.kind} | as_json(portable, root)
     if isinstance(value, Feature):
         return {"kind": "feature", **value.as_json}
     if isinstance(value, Task):
         return {"kind": "task", "name": value.name}
     if isinstance(value, Mapping):
-        return {name: as_json(each, root, name) for name, each in value.items()}
+        return {name: as_json(entry, root, name) for name, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [as_json(each, root) for each in value]
+        return [as_json(item, root) for item in value]
     if name == "directory":
         return absolute(value).removeprefix(root)
     if name == "dtype":
@@ -94,20 +94,20 @@ def as_json(value: Any, root: str = "", name: str = "") -> Any:
 def from_json(value: Any, root: epath.PathLike = ".") -> Any:
     """The argument that `as_json` gave as JSON; lists become tuples."""
     if isinstance(value, list):
-        return tuple(from_json(each, root) for each in value)
+        return tuple(from_json(item, root) for item in value)
     if not isinstance(value, Mapping):
         return value
-    found = {name: from_json(each, root) for name, each in value.items()}
-    if not isinstance(kind := found.get("kind"), str):
-        return found
-    del found["kind"]
-    if "directory" in found:
-        found["directory"] = as_path(root) / found["directory"]
+    entries = {name: from_json(entry, root) for name, entry in value.items()}
+    if not isinstance(kind := entries.get("kind"), str):
+        return entries
+    del entries["kind"]
+    if "directory" in entries:
+        entries["directory"] = as_path(root) / entries["directory"]
     if make := VALUES.get(kind):
-        return make(**found)
-    if (made := _find(kind)) is None:
+        return make(**entries)
+    if (corpus_class := _find(kind)) is None:
         raise InvalidValue(f"there is no kind of corpus {suggest_option(kind, [*CLASSES])}")
-    return made.make(**found)
+    return corpus_class.make(**entries)
 
 
 def _find(kind: Any) -> type[AnyCorpus] | None:
@@ -115,11 +115,6 @@ def _find(kind: Any) -> type[AnyCorpus] | None:
     if kind not in CLASSES and kind in registry.names("views"):
         registry.find("views", kind)  # a class is in CLASSES once it is imported
     return CLASSES.get(kind)
-
-
-def absolute(path: epath.PathLike) -> str:
-    """The whole path of a local file or directory; one in object storage is whole."""
-    return os.path.abspath(path) if is_local(path) else os.fspath(path)
 
 
 def read_description(directory: epath.Path) -> dict[str, Any] | None:

@@ -33,13 +33,13 @@ class Ray:
         ray = require("ray", extra="ray", purpose="engines.Ray")
         if not ray.is_initialized():
             ray.init(self.address, log_to_driver=False)
-        run, held = ray.remote(_apply), ray.put(function)
+        run, reference = ray.remote(_apply), ray.put(function)
         waiting = iter(items)
-        running = [run.remote(held, item) for item in itertools.islice(waiting, AHEAD)]
+        running = [run.remote(reference, item) for item in itertools.islice(waiting, AHEAD)]
         try:
             while running:
                 done, running = ray.wait(running)
-                running += [run.remote(held, item) for item in itertools.islice(waiting, 1)]
+                running += [run.remote(reference, item) for item in itertools.islice(waiting, 1)]
                 yield ray.get(done[0])
         except ray.exceptions.RayTaskError as error:
             raise error.cause from error
@@ -48,8 +48,8 @@ class Ray:
                 f"give Ray more of it, or fewer tasks at a time ({type(error).__name__}: {error})"
             ) from error
         finally:
-            for each in running:
-                ray.cancel(each)
+            for task in running:
+                ray.cancel(task)
 
 
 def _apply(function: Callable[[Any], Any], item: Any) -> Any:

@@ -9,12 +9,12 @@ from pipeline.corpus.interface import AnyCorpus, SingleCorpus, computed
 from pipeline.corpus.renumbered import Renumbered
 from pipeline.corpus.sides import Sides
 from pipeline.corpus.stored.reader import Reader
-from pipeline.corpus.tasks import A_TASK, CAUSAL, GROUPS, Task, is_single, tasks_of
+from pipeline.corpus.tasks import CAUSAL, GROUPS, Task, is_single, read_columns
 from pipeline.corpus.views.groups import Groups
 from pipeline.corpus.views.trees import divide_groups
-from pipeline.errors import InvalidValue, require_type, require_whole
+from pipeline.errors import InvalidValue
 from pipeline.text.features import WEIGHTS, Feature
-from pipeline.text.ragged import Ragged, divide_arrays
+from pipeline.text.ragged import Ragged
 
 
 class Examples(Renumbered):
@@ -52,18 +52,17 @@ class Examples(Renumbered):
         task: Task = CAUSAL,
         loss: str | None = None,
     ):
-        require_type("task", task, Task, A_TASK)
-        sides = task.divide(columns, features)
-        vocab_size = None if vocab_size is None else require_whole("vocab_size", vocab_size, 1)
-        parts: dict[str, list[Ragged]] = {name: [] for name in sides}
-        for side, part in divide_arrays(columns, sides, vocab_size, task.lookahead):
-            parts[side].append(part)
-        if not all(parts.values()):
+        tasks, vocab_size, parts = read_columns(columns, features, vocab_size, task)
+        chunks: dict[str, list[Ragged]] = {name: [] for name in tasks}
+        for side, chunk in parts:
+            chunks[side].append(chunk)
+        if not all(chunks.values()):
             raise InvalidValue("examples are empty; give at least one example")
-        tasks, made = tasks_of(sides, [task]), dict[str, AnyCorpus]()
-        for name, some in parts.items():
-            made[name] = InMemory(Ragged.concatenate(some), tasks[name], vocab_size)
-        self._hold(made[task.side] if is_single(tasks, loss) else Sides(made, loss=loss))
+        corpora: dict[str, AnyCorpus] = {
+            name: InMemory(Ragged.concatenate(of_side), tasks[name], vocab_size)
+            for name, of_side in chunks.items()
+        }
+        self._hold(corpora[task.side] if is_single(tasks, loss) else Sides(corpora, loss=loss))
 
     def _hold(self, corpus: AnyCorpus) -> None:
         super().__init__([corpus])
@@ -94,21 +93,12 @@ class Examples(Renumbered):
         >>> samples.lengths.tolist(), samples[0]["inputs"].tolist(), samples[0]["targets"].tolist()
         ([7], [1, 5, 2, 7, 2, 8, 9], [5, 2, 7, 3, 8, 9, 3])
         """
-        columns, known = divide_groups(groups, features, vocab_size)
-        return Groups(Examples(columns, features=known, vocab_size=vocab_size, task=GROUPS).alone)
-
-    @property
-    def alone(self) -> "InMemory":
-        """The only side, as a corpus."""
-        (corpus,) = self.members
-        assert isinstance(corpus, InMemory), "the examples have several sides"
-        return corpus
+        columns, schemas = divide_groups(groups, features, vocab_size)
+        nodes = Examples(columns, features=schemas, vocab_size=vocab_size, task=GROUPS)
+        return Groups(nodes.members[0])
 
     def __repr__(self) -> str:
         return f"Examples of {len(self):,} examples, {self.fingerprint}"
-
-    def __str__(self) -> str:
-        return str(self.members[0])
 
 
 class InMemory(SingleCorpus):

@@ -15,13 +15,13 @@ from pipeline.corpus.stored.gather import Fields, Pieces, address_of, gather
 from pipeline.corpus.stored.memory import HeldPart, Segments
 from pipeline.corpus.stored.reader import Reader
 from pipeline.corpus.tasks import CAUSAL, INPUTS
-from pipeline.corpus.token_files import Lists
+from pipeline.corpus.token_files import Lists, TokenFiles
 from pipeline.errors import InvalidType, InvalidValue, require_whole, suggest_option
-from pipeline.fs.atomic import is_local
+from pipeline.fs.atomic import absolute
 from pipeline.planning.identity import fingerprint_of
 from pipeline.planning.lengths import NO_EXAMPLES
 from pipeline.text import files
-from pipeline.text.features import LOSS_WEIGHTS, OF_TOKENS, TOKEN_IDS, TOKENS, WEIGHTS, Feature
+from pipeline.text.features import LOSS_WEIGHTS, OF_TOKENS, TOKEN_IDS, TOKENS, WEIGHTS
 from pipeline.text.ragged import IDS
 from pipeline.text.tokenizers import Tokenizer
 
@@ -33,15 +33,15 @@ class _Spellings(abc.ABCMeta):
     """Makes `InPlace.flat(paths, …)` of `InPlace("flat", paths, …)`, and so for each format."""
 
     def __getattr__(cls, name: str) -> Callable[..., "InPlace"]:
-        known = registry.names("tokens")
-        if name not in known:
-            raise AttributeError(f"InPlace has no attribute {suggest_option(name, known)}")
+        formats = registry.names("tokens")
+        if name not in formats:
+            raise AttributeError(f"InPlace has no attribute {suggest_option(name, formats)}")
 
         def spelling(*paths: files.Paths, **options: Any) -> "InPlace":
             return cls(name, [*paths], **options)
 
-        made = registry.find("tokens", name).make
-        spelling.__name__, spelling.__doc__ = name, inspect.getdoc(made)
+        make = registry.find("tokens", name).make
+        spelling.__name__, spelling.__doc__ = name, inspect.getdoc(make)
         return spelling
 
     def __dir__(cls) -> list[str]:
@@ -86,15 +86,15 @@ class InPlace(SingleCorpus, metaclass=_Spellings):
             (paths,) = paths
         self.format, self.paths = format, paths
         self.options = {name: value for name, value in options.items() if value is not None}
-        known = {*COMMON, *kind.options}
+        allowed = {*COMMON, *kind.options}
         for name in self.options:
-            if name not in known:
+            if name not in allowed:
                 raise InvalidType(
-                    f"the format {format!r} has no option {suggest_option(name, known)}"
+                    f"the format {format!r} has no option {suggest_option(name, allowed)}"
                 )
-        own = {n: value for n, value in self.options.items() if n not in COMMON}
-        found = kind.make(paths, **own)
-        if not found.groups:
+        format_options = {n: value for n, value in self.options.items() if n not in COMMON}
+        token_files = kind.make(paths, **format_options)
+        if not token_files.sections:
             raise InvalidValue(f"{paths} holds no document; give files with at least one")
         self.task, self.marks = self.options.get("task", CAUSAL), _check_marks(options.get("marks"))
         self.vocab_size, made_by = self.options.get("vocab_size"), "none"
@@ -104,15 +104,16 @@ class InPlace(SingleCorpus, metaclass=_Spellings):
         self._limit = min(self.vocab_size or IDS, IDS)
         if wrong := [mark for mark in self.marks if mark is not None and mark >= self._limit]:
             raise InvalidValue(f"marks has the id {wrong[0]}; ids must be below {self._limit}")
-        name = f"{format}-{files.digest(found.files)}"
-        if layout := [each for each in (found.layout, [*self.marks]) if each]:
+        name = f"{format}-{files.digest(token_files.files)}"
+        if layout := [entry for entry in (token_files.layout, [*self.marks]) if entry]:
             name += f"-{fingerprint_of(layout)[:12]}"
         self.identity = {"tokens": name, "tokenizer": made_by, "task": self.task.name}
-        self._open(found.groups, found.features)
+        self._open(token_files)
 
-    def _open(self, groups: Sequence[Mapping[str, Lists]], features: Mapping[str, Feature]) -> None:
+    def _open(self, token_files: TokenFiles) -> None:
         """Sets what the lists of all columns decide."""
-        columns = {name: [group[name] for group in groups] for name in groups[0]}
+        sections = token_files.sections
+        columns = {name: [section[name] for section in sections] for name in sections[0]}
         self.weighted, self._columns = WEIGHTS in columns, columns
         for name, lists in columns.items():
             if len(kinds := {f"{values.dtype}" for values, _, _ in lists}) > 1:
@@ -125,9 +126,10 @@ class InPlace(SingleCorpus, metaclass=_Spellings):
         self.lengths = self.task.lengths(tokens + sum(mark is not None for mark in self.marks))
         self.lengths.flags.writeable = False
         self.features = {
-            name: feature.infer(columns[name][0][0][:0], name) for name, feature in features.items()
+            name: feature.infer(columns[name][0][0][:0], name)
+            for name, feature in token_files.features.items()
         }
-        if self.marks and not all(each.per_example for each in self.features.values()):
+        if self.marks and not all(feature.per_example for feature in self.features.values()):
             raise InvalidValue("features of tokens have no values for marks; omit one of the two")
         for name, feature in self.task.check(self.features).items():
             numbers = np.concatenate([counts for _, _, counts in columns[name]])
@@ -145,8 +147,8 @@ class InPlace(SingleCorpus, metaclass=_Spellings):
             {name: {**OF_TOKENS, **self.features}[name] for name in columns},
             [HeldPart(segments, columns)],
             owner=f"{self!r}",
+            vocab_size=self._limit,
         )
-        self.reader.vocab_size = self._limit
 
     def _read(self, pieces: Pieces, names: Sequence[str]) -> Fields:
         if not self.marks:
@@ -159,25 +161,24 @@ class InPlace(SingleCorpus, metaclass=_Spellings):
         first += before
         stored = np.minimum(sizes - before, self._counts[examples] - first)
         zeros = np.zeros_like(stored)
-        parts = (
+        triples = (
             (zeros, first, zeros),
             (zeros, stored, zeros),
             (before, stored, sizes - before - stored),
         )
-        fields = self.reader.read(
-            Pieces(examples.repeat(3), *(np.stack(each, axis=1).ravel() for each in parts)), ()
-        )
-        at, found = np.cumsum(sizes) - sizes, {}
+        thirds = (np.stack(triple, axis=1).ravel() for triple in triples)
+        fields = self.reader.read(Pieces(examples.repeat(3), *thirds), ())
+        begins, result = np.cumsum(sizes) - sizes, {}
         last = sizes > before + stored
         for name, values in fields.items():
             values = values.copy()
-            values[at[before > 0]] = (begin or 0) if name == "inputs" else 1
-            values[(at + sizes - 1)[last]] = (end or 0) if name == "inputs" else 1
+            values[begins[before > 0]] = (begin or 0) if name == "inputs" else 1
+            values[(begins + sizes - 1)[last]] = (end or 0) if name == "inputs" else 1
             feature = LOSS_WEIGHTS if name == "loss_weights" else TOKEN_IDS
-            of = WEIGHTS if name == "loss_weights" else TOKENS
-            for field, shift in self.task.fields_of(of, feature).items():
-                found[field] = gather(values, at + shift, lengths, reach)
-        return found
+            column = WEIGHTS if name == "loss_weights" else TOKENS
+            for field, shift in self.task.fields_of(column, feature).items():
+                result[field] = gather(values, begins + shift, lengths, reach)
+        return result
 
     @computed
     def tokenizer(self) -> Tokenizer | None:
@@ -211,19 +212,19 @@ class InPlace(SingleCorpus, metaclass=_Spellings):
 
     def verify(self) -> None:
         """Reads everything, and refuses ids that are negative or not below the vocabulary size."""
-        every = np.arange(len(self))
-        for _ in self.read_blocks(every, 0 * every, self.lengths.astype(np.int64)):
+        numbers = np.arange(len(self))
+        for _ in self.read_blocks(numbers, 0 * numbers, self.lengths.astype(np.int64)):
             pass
 
     def arguments(self) -> dict[str, Any]:
         """See `AnyCorpus`."""
-        options = {name: self._as_argument(name, each) for name, each in self.options.items()}
+        options = {name: self._as_argument(name, value) for name, value in self.options.items()}
         return {"format": self.format, "paths": _absolute(self.paths), **options}
 
     def _as_argument(self, name: str, value: Any) -> Any:
         """The value of an option; names of files are whole, and features have their dtypes."""
         if isinstance(value, Mapping):
-            return {key: self.features.get(key, each) for key, each in value.items()}
+            return {key: self.features.get(key, feature) for key, feature in value.items()}
         option = self._kind.options.get(name)
         return _absolute(value) if option is not None and option.names_files else value
 
@@ -234,15 +235,15 @@ class InPlace(SingleCorpus, metaclass=_Spellings):
 def _absolute(paths: Any) -> list[str]:
     """The whole names of files, which another working directory does not change."""
     named = [paths] if isinstance(paths, str | os.PathLike) else paths
-    return [os.path.abspath(each) if is_local(each) else os.fspath(each) for each in named]
+    return [absolute(path) for path in named]
 
 
-def _check_marks(given: Any) -> tuple[int | None, int | None] | tuple[()]:
-    if given in (None, (), (None, None)):
+def _check_marks(marks: Any) -> tuple[int | None, int | None] | tuple[()]:
+    if marks in (None, (), (None, None)):
         return ()
-    if not isinstance(given, tuple) or len(given) != 2:
-        raise InvalidValue(f"marks is {given!r}; give two ids or None, such as (1, None)")
-    begin, end = (None if mark is None else require_whole("a mark", mark, 0) for mark in given)
+    if not isinstance(marks, tuple) or len(marks) != 2:
+        raise InvalidValue(f"marks is {marks!r}; give two ids or None, such as (1, None)")
+    begin, end = (None if mark is None else require_whole("a mark", mark, 0) for mark in marks)
     return begin, end
 
 

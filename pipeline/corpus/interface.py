@@ -139,7 +139,9 @@ class AnyCorpus:
     @computed
     def features(self) -> Mapping[str, Feature]:
         """The features of all sides, by name."""
-        return {n: each for side in self.sides.values() for n, each in side.features.items()}
+        return {
+            name: feature for side in self.sides.values() for name, feature in side.features.items()
+        }
 
     @computed
     def trees(self) -> np.ndarray | None:
@@ -160,11 +162,11 @@ class AnyCorpus:
     @computed
     def caches(self) -> tuple[tuple[PartCache, int], ...]:
         """The caches that parts are fetched into, each with the number of its first file."""
-        first, found = 0, []
+        first, caches = 0, []
         for member in self.members:
-            found += [(cache, first + number) for cache, number in member.caches]
+            caches += [(cache, first + number) for cache, number in member.caches]
             first += 0 if member.files is None else len(member.files)
-        return tuple(found)
+        return tuple(caches)
 
     def cached_file(self, name: str, make: Callable[[], bytes]) -> bytes:
         """The content of the file `name` beside the corpus; `make` gives it if it is missing.
@@ -251,11 +253,11 @@ class AnyCorpus:
 
     def read_examples(self, examples: Any, features: Iterable[str] | None = None) -> Fields:
         """The features of whole examples, of all sides; see `Side.read_examples`."""
-        found: Fields = {}
+        fields: Fields = {}
         for side in self.sides.values():
-            here = None if features is None else [n for n in features if n in side.features]
-            found |= side.read_examples(examples, here)
-        return found
+            names = None if features is None else side.select(features)
+            fields |= side.read_examples(examples, names)
+        return fields
 
     def require_task(self, task: Task) -> None:
         """Raises a `ValueError` if this corpus is of another task."""

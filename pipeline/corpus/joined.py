@@ -38,24 +38,24 @@ class Joined(Renumbered):
         super().__init__([corpus])
         self.corpus, self.others = corpus, others
         self.members = corpus, *others
-        for each in self.members:
-            if len(each.sides) > 1:
+        for member in self.members:
+            if len(member.sides) > 1:
                 raise InvalidValue(
-                    f"{each!r:.80} has several sides; join the corpora of one side each, and then "
-                    "make Sides of them"
+                    f"{member!r:.80} has several sides; join the corpora of one side each, and "
+                    "then make Sides of them"
                 )
-            same = each.lengths is corpus.lengths or np.array_equal(each.lengths, corpus.lengths)
-            if not same:
+            lengths = member.lengths
+            if lengths is not corpus.lengths and not np.array_equal(lengths, corpus.lengths):
                 raise InvalidValue(
-                    f"{each!r:.80} has other lengths than {corpus!r:.80}; join corpora of the same "
-                    "examples, in the same order"
+                    f"{member!r:.80} has other lengths than {corpus!r:.80}; join corpora of the "
+                    "same examples, in the same order"
                 )
-        every = [name for each in self.members for name in each.features]
-        if both := {name for name in every if every.count(name) > 1}:
+        names = [name for member in self.members for name in member.features]
+        if both := {name for name in names if names.count(name) > 1}:
             raise InvalidValue(
                 f"two of the corpora have a feature {min(both)!r}; give them different names"
             )
-        sides = [next(iter(each.sides.values())) for each in self.members]
+        sides = [next(iter(member.sides.values())) for member in self.members]
         self.sides = {corpus.side_names[0]: JoinedSide(sides)}
 
     @computed
@@ -63,13 +63,13 @@ class Joined(Renumbered):
         """That of the corpus, and the digests of the others."""
         identity = dict(self.corpus.identity)
         digests = identity["features"].split("+") if "features" in identity else []
-        digests += [each.fingerprint for each in self.others]
+        digests += [corpus.fingerprint for corpus in self.others]
         return identity | {"features": "+".join(sorted(digests))}
 
     @computed
     def caches(self) -> tuple[tuple[PartCache, int], ...]:
         """Those of all; files have the same examples in all of them."""
-        return tuple(each for member in self.members for each in member.caches)
+        return tuple(entry for member in self.members for entry in member.caches)
 
     def arguments(self) -> dict[str, Any]:
         """See `AnyCorpus`."""
@@ -83,12 +83,6 @@ class Joined(Renumbered):
     def _example(self, number: int) -> Fields:
         return AnyCorpus._example(self, number)
 
-    def __repr__(self) -> str:
-        return repr(self.corpus)
-
-    def __str__(self) -> str:
-        return str(self.corpus)
-
 
 class JoinedSide(Side):
     """A side of the tokens of the first of some sides, and the features of all."""
@@ -96,7 +90,7 @@ class JoinedSide(Side):
     def __init__(self, sides: Sequence[Side]):
         self._sides, first = sides, sides[0]
         self.weighted, self.has_tokens, self.trees = first.weighted, first.has_tokens, first.trees
-        self.features = {name: each for side in sides for name, each in side.features.items()}
+        self.features = {name: feature for side in sides for name, feature in side.features.items()}
 
     @computed
     def lengths(self) -> np.ndarray:
@@ -105,19 +99,18 @@ class JoinedSide(Side):
 
     def _read(self, pieces: Pieces, names: Sequence[str]) -> Fields:
         first, *others = self._sides
-        fields = first.read(*pieces, [name for name in names if name in first.features])
+        fields = first.read(*pieces, first.select(names))
         for side in others:
-            if here := [name for name in names if name in side.features]:
-                read = side.read(*pieces, here)
-                fields |= {name: read[name] for name in here}
+            if mine := side.select(names):
+                read = side.read(*pieces, mine)
+                fields |= {name: read[name] for name in mine}
         return fields
 
     def _read_examples(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
-        found = Fields()
+        fields = Fields()
         for side in self._sides:
-            here = [name for name in names if name in side.features]
-            found |= side.read_examples(examples, here)
-        return {name: found[name] for name in names}
+            fields |= side.read_examples(examples, side.select(names))
+        return {name: fields[name] for name in names}
 
     def read_nodes(self, examples: np.ndarray) -> Nodes:
         """See `Side.read_nodes`."""

@@ -40,19 +40,19 @@ def link(corpus: InPlace, directory: epath.PathLike) -> InPlace:
     Raises:
         ValueError: the directory holds another corpus.
     """
-    place, arguments = as_path(directory), InPlace.arguments(corpus)
+    directory, arguments = as_path(directory), InPlace.arguments(corpus)
     arguments.pop("tokenizer", None)
     content = {"kind": Linked.kind, "of": as_json(arguments), "identity": corpus.identity}
-    there = read_description(place) or content
-    if (place / MANIFEST).exists() or there | content != there:
+    stored = read_description(directory) or content
+    if (directory / MANIFEST).exists() or stored | content != stored:
         raise InvalidValue(
-            f"{os.fspath(place)} holds another corpus, or the token files have changed; choose "
+            f"{os.fspath(directory)} holds another corpus, or the token files have changed; choose "
             "another directory, or delete this one"
         )
-    make_directory(place)
-    saved = None if corpus.tokenizer is None else corpus.tokenizer.save(place)
-    write_description(place, content | {"tokenizer": saved})
-    return open_link(place)
+    make_directory(directory)
+    saved = None if corpus.tokenizer is None else corpus.tokenizer.save(directory)
+    write_description(directory, content | {"tokenizer": saved})
+    return open_link(directory)
 
 
 def open_link(directory: epath.Path) -> Linked:

@@ -10,7 +10,7 @@ from etils import epath
 
 from pipeline.corpus.token_files import A_MASK, NPY, load_array
 from pipeline.errors import InvalidValue, name_some
-from pipeline.fs.atomic import as_path, is_local
+from pipeline.fs.atomic import absolute, as_path, is_local
 from pipeline.text import files
 from pipeline.text.content import read_head
 
@@ -22,7 +22,7 @@ MASK = re.compile(r"\.?[a-z0-9_]*masks?[0-9]*|\.loss")
 PERHAPS = re.compile(r"\.?([a-z_]*(labels?|weights?)|loss(es)?|roles?)")
 
 
-def leave_out_masks(found: Sequence[epath.Path], weights: files.Paths | None) -> list[epath.Path]:
+def leave_out_masks(paths: Sequence[epath.Path], weights: files.Paths | None) -> list[epath.Path]:
     """The files of tokens among those that were found, without masks of them, told by their names.
 
     A file with a word for a mask in its name belongs to the file beside it that shares its other
@@ -34,44 +34,45 @@ def leave_out_masks(found: Sequence[epath.Path], weights: files.Paths | None) ->
             or of the same name in a folder of masks; or all of them are masks.
     """
     tokens, masks, unclear = list[epath.Path](), dict[epath.Path, epath.Path](), list[epath.Path]()
-    for folder in dict.fromkeys(path.parent for path in found):
-        given = {path: _words(path) for path in found if path.parent == folder}
-        if weights is None or any(map(_marks, given.values())):
-            words = {**_list(folder), **given}
+    for folder in dict.fromkeys(path.parent for path in paths):
+        candidates = {path: _words(path) for path in paths if path.parent == folder}
+        if weights is None or any(map(_marks, candidates.values())):
+            words = {**_list(folder), **candidates}
         else:
-            words = given
-        marked = {path for path, some in words.items() if _marks(some) and path.is_file()}
-        endings = {path.suffix for path in marked.union(given)}
+            words = candidates
+        marked = {path for path in words if _marks(words[path]) and path.is_file()}
+        endings = {path.suffix for path in marked.union(candidates)}
         by_word = defaultdict[str, set[epath.Path]](set)
         for path in words if marked else ():
-            if path in given or (path not in marked and path.suffix in endings):
+            if path in candidates or (path not in marked and path.suffix in endings):
                 for word in ("", *words[path]):
                     by_word[word].add(path)
         owners = {path: _find_owners(path, words, by_word) for path in sorted(marked)}
-        among = [path for path in given if path in marked and owners[path][1]]
-        mine = set(given).difference(among)
+        among = [path for path in candidates if path in marked and owners[path][1]]
+        token_files = set(candidates).difference(among)
         if among and weights == ():
             text = "masks or labels by their names, and not read: %s"
             logger.warning(text, name_some([*map(os.fspath, among)], 3))
-        if weights is None and not mine:
+        if weights is None and not token_files:
             raise InvalidValue(
                 f"{name_some([*map(os.fspath, among)], 3)} are masks or labels by their names; "
                 "give the files of tokens, or weights=() to read these as tokens"
             )
-        tokens += [path for path in given if path in mine] or given
-        for path, (of, is_mask) in owners.items():
+        tokens += [path for path in candidates if path in token_files] or candidates
+        for path, (token_paths, is_mask) in owners.items():
+            file_owners = token_paths & token_files
             if is_mask:
-                masks |= {each: masks.get(each, path) for each in of & mine}
-            elif of & mine and path.suffix in {each.suffix for each in given}:
+                masks |= {owner: masks.get(owner, path) for owner in file_owners}
+            elif file_owners and path.suffix in {candidate.suffix for candidate in candidates}:
                 unclear.append(path)
     if weights is not None:
         return tokens
     if masks:
-        token = next(path for path in found if path in masks)
-        some = name_some([repr(os.fspath(path)) for path in sorted({*masks.values()})], 2)
+        token = next(path for path in paths if path in masks)
+        names = name_some([repr(os.fspath(path)) for path in sorted({*masks.values()})], 2)
         raise InvalidValue(
             f"{os.fspath(masks[token])}, by its name, says of {token.name} on which tokens to "
-            f"train; give weights={some}, a file {A_MASK} (write one if it has other entries), or "
+            f"train; give weights={names}, a file {A_MASK} (write one if it has other entries), or "
             "weights=() to train on all"
         )
     if unclear:
@@ -85,14 +86,13 @@ def _list(folder: epath.Path) -> dict[epath.Path, set[str]]:
 
     The words of the name of such a folder are those of masks, or in the name of `folder`, too.
     """
-    found, whole = {path: _words(path) for path in _visible(folder)}, folder
-    if is_local(folder):
-        whole = as_path(os.path.abspath(folder))
-    for place in [*found, *(_visible(whole.parent) if is_local(folder) else ())]:
-        new = _words(place) - _words(whole)
-        if new <= _marks(new) and any(map(MASK.fullmatch, new)) and place.is_dir():
-            found |= {path: new | _words(path) for path in _visible(place)}
-    return found
+    words_by_path = {path: _words(path) for path in _visible(folder)}
+    whole = as_path(absolute(folder))
+    for candidate in [*words_by_path, *(_visible(whole.parent) if is_local(folder) else ())]:
+        new = _words(candidate) - _words(whole)
+        if new <= _marks(new) and any(map(MASK.fullmatch, new)) and candidate.is_dir():
+            words_by_path |= {path: new | _words(path) for path in _visible(candidate)}
+    return words_by_path
 
 
 def _visible(folder: epath.Path) -> list[epath.Path]:
@@ -122,12 +122,12 @@ def _find_owners(
     owners = by_word[""].difference(
         set.intersection(*(by_word.get(m, none) for m in marks)), [path]
     )
-    shared = [each for each in words[path] - marks - {path.suffix.lower()} if each in by_word]
+    shared = [word for word in words[path] - marks - {path.suffix.lower()} if word in by_word]
     for word in sorted(shared, key=lambda word: len(by_word[word])):
         owners = owners & by_word[word] or owners
     counts = _counts(path)
-    fitting = {each for each in owners if counts & _counts(each)}
-    by_name = any(MASK.fullmatch(word) for each in owners for word in marks - words[each])
+    fitting = {owner for owner in owners if counts & _counts(owner)}
+    by_name = any(MASK.fullmatch(word) for owner in owners for word in marks - words[owner])
     is_text = min(read_head(path), default=0) > 8
     return fitting or owners, bool(fitting) or (by_name and not is_text)
 
@@ -137,4 +137,4 @@ def _counts(path: epath.Path) -> set[int]:
     if read_head(path).startswith(NPY):
         return {load_array(path).size}
     size = path.stat().length
-    return {size // each for each in (1, 2, 4, 8) if size and size % each == 0}
+    return {size // itemsize for itemsize in (1, 2, 4, 8) if size and size % itemsize == 0}

@@ -50,13 +50,13 @@ class Nodes(NamedTuple):
     def take(self, examples: np.ndarray) -> "Nodes":
         """The nodes of some of the examples, by their places: int64 [n]."""
         number = self.number[examples]
-        which = ranges((np.cumsum(self.number) - self.number)[examples], number)
-        return Nodes(number, *(each[which] for each in self[1:]))
+        nodes = ranges((np.cumsum(self.number) - self.number)[examples], number)
+        return Nodes(number, *(column[nodes] for column in self[1:]))
 
     @classmethod
-    def concatenate(cls, some: "list[Nodes]") -> "Nodes":
+    def concatenate(cls, several: "list[Nodes]") -> "Nodes":
         """The nodes of the examples of several, one after another."""
-        return cls(*map(np.concatenate, zip(*some, strict=True)))
+        return cls(*map(np.concatenate, zip(*several, strict=True)))
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         """The sum of the values of the nodes of each example: int64 [examples]."""
@@ -72,7 +72,7 @@ class Nodes(NamedTuple):
         `2 · Σ (until − k) − columns` over columns `k`; for a document, the square of its length.
         """
         path = np.zeros(len(self.number), np.int64)
-        of = np.arange(len(self.number)).repeat(self.number)
-        np.maximum.at(path, of, self.position + self.columns)
+        example = np.arange(len(self.number)).repeat(self.number)
+        np.maximum.at(path, example, self.position + self.columns)
         costs = (2 * (self.until - self.first) - self.columns) * self.columns
         return np.stack([path, self.sum(self.branch), self.sum(costs)], axis=1)

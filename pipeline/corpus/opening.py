@@ -32,7 +32,7 @@ def _open_one(directory: epath.Path, **options: Unpack[OpenOptions]) -> AnyCorpu
     """The corpus of one side in a directory."""
     if (read_description(directory) or {}).get("kind") == Linked.kind:
         return open_link(directory)
-    cached: Any = {name: each for name, each in options.items() if name != "features"}
+    cached: Any = {name: value for name, value in options.items() if name != "features"}
     features = [*options.get("features", ())]
     corpus: AnyCorpus = (
         WithFeatures(directory, features, **cached) if features else Corpus(directory, **cached)
@@ -42,22 +42,22 @@ def _open_one(directory: epath.Path, **options: Unpack[OpenOptions]) -> AnyCorpu
 
 def open_corpus(directory: epath.PathLike, **options: Unpack[OpenOptions]) -> AnyCorpus:
     """The corpus in `directory`, of any kind: `Corpus.open` with its options."""
-    place, missing = as_path(directory), None
+    path, missing = as_path(directory), None
     try:
-        if (recorded := read_sides(place)) is not None:
+        if (recorded := read_sides(path)) is not None:
             names, loss = recorded
-            return as_sides(open_each(place, names, **options), loss)
-        whole = any((place / name).exists() for name in (MANIFEST, DESCRIPTION))
-        if not whole and any((place / TARGETS.name / n).exists() for n in (MANIFEST, DESCRIPTION)):
-            return Pairs.open(place, **options)
-        if whole or not place.is_file():
-            return _open_one(place, **options)
+            return as_sides(open_each(path, names, **options), loss)
+        whole = any((path / name).exists() for name in (MANIFEST, DESCRIPTION))
+        if not whole and any((path / TARGETS.name / n).exists() for n in (MANIFEST, DESCRIPTION)):
+            return Pairs.open(path, **options)
+        if whole or not path.is_file():
+            return _open_one(path, **options)
     except Missing as error:
         missing = error
-    if found := recognise(directory):
-        raise InvalidValue(f"{os.fspath(directory)} {describe_use(directory, found)}")
+    if kind := recognise(directory):
+        raise InvalidValue(f"{os.fspath(directory)} {describe_use(directory, kind)}")
     raise missing or InvalidValue(
-        f"{os.fspath(place)} is a file; give the directory of a corpus (to make one from text: "
+        f"{os.fspath(path)} is a file; give the directory of a corpus (to make one from text: "
         "lockstep prepare 'data/*.txt' --into corpus), or for ids in an Arrow file --tokens arrow "
         "column=NAME"
     )

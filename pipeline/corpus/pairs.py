@@ -74,21 +74,18 @@ class Pairs(Sides):
             directory: where to write, as for `Corpus.from_arrays`.
             vocab_size: if given, ids must be below it.
         """
-        place = as_path(directory)
+        directory = as_path(directory)
         sides = []
         for task, columns in ((INPUTS, inputs), (TARGETS, targets)):
             named = columns if isinstance(columns, Mapping) else {}
-            mine = {name: each for name, each in (features or {}).items() if name in named}
-            sides.append(
-                Corpus.from_arrays(
-                    columns, place / task.name, features=mine, vocab_size=vocab_size, task=task
-                )
-            )
+            schemas = {name: feature for name, feature in (features or {}).items() if name in named}
+            options: Any = {"features": schemas, "vocab_size": vocab_size, "task": task}
+            sides.append(Corpus.from_arrays(columns, directory / task.name, **options))
         if missing := [name for name in features or () if name not in cls(*sides).features]:
             raise InvalidValue(f"the feature {missing[0]!r} has no column; give one, or remove it")
         return cls(*sides)
 
 
-def as_sides(made: Mapping[str, Any], loss: str | None = None) -> Sides:
+def as_sides(corpora: Mapping[str, Any], loss: str | None) -> Sides:
     """The corpora of sides as one: of inputs and targets, `Pairs`."""
-    return Pairs(**made) if [*made] == [*OF_PAIRS] else Sides(made, loss=loss)
+    return Pairs(**corpora) if [*corpora] == [*OF_PAIRS] else Sides(corpora, loss=loss)

@@ -54,19 +54,19 @@ def draw(
     for number in (np.array([epoch]), examples):
         keys = mix(keys + GAMMA) + number.astype(np.uint64) * GAMMA
     keys = mix(keys + GAMMA)
-    places = ranges(starts, sizes).view(np.uint64) + np.uint64(1)
-    places *= GAMMA
-    places += np.repeat(keys, sizes)
-    return mix(places)
+    states = ranges(starts, sizes).view(np.uint64) + np.uint64(1)
+    states *= GAMMA
+    states += np.repeat(keys, sizes)
+    return mix(states)
 
 
-def is_held_out(numbers: np.ndarray, share: float) -> np.ndarray:
-    """Whether the examples with these numbers are held out: bool [n]; see `AnyCorpus.split`.
+def hash_numbers(numbers: np.ndarray) -> np.ndarray:
+    """A hash of each number of an example, by which `AnyCorpus.split` holds it out: uint64 [n].
 
-    >>> np.flatnonzero(is_held_out(np.arange(20), 0.3)).tolist()
+    >>> np.flatnonzero(hash_numbers(np.arange(20)) < threshold(0.3)).tolist()
     [2, 4, 6, 8, 18]
     """
-    return mix((numbers.astype(np.uint64) + np.uint64(1)) * GAMMA) < threshold(share)
+    return mix((numbers.astype(np.uint64) + np.uint64(1)) * GAMMA)
 
 
 def hash_rows(values: np.ndarray, salt: int = 0) -> np.ndarray:
@@ -77,14 +77,14 @@ def hash_rows(values: np.ndarray, salt: int = 0) -> np.ndarray:
     True
     """
     columns = values.reshape(len(values), -1)
-    whole = columns.dtype.kind in "biu"
+    is_whole = columns.dtype.kind in "biu"
     # Equal floats have equal bits, but for -0.0, to which 0 is added.
-    numbers = columns.astype(np.int64) if whole else columns.astype(np.float64) + 0.0
-    found = np.zeros(len(values), np.uint64)
+    numbers = columns.astype(np.int64) if is_whole else columns.astype(np.float64) + 0.0
+    hashes = np.zeros(len(values), np.uint64)
     for column in np.ascontiguousarray(numbers).view(np.uint64).T:
-        found = mix(found + GAMMA) + column * GAMMA
-    found = mix(found + GAMMA)
-    return mix(found + np.array([salt], np.uint64) * GAMMA) if salt else found
+        hashes = mix(hashes + GAMMA) + column * GAMMA
+    hashes = mix(hashes + GAMMA)
+    return mix(hashes + np.array([salt], np.uint64) * GAMMA) if salt else hashes
 
 
 def below(bits: np.ndarray, limit: int | np.ndarray) -> np.ndarray:

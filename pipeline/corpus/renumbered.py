@@ -29,30 +29,30 @@ class Numbering(NamedTuple):
         """See `AnyCorpus.locate`."""
         member = np.searchsorted(self.first, examples, side="right") - 1
         numbers = examples - self.first[member]
-        for which, chosen in enumerate(self.chosen):
+        for index, chosen in enumerate(self.chosen):
             if chosen is not None:
-                mine = slice(None) if len(self.chosen) == 1 else member == which
-                numbers[mine] = chosen[numbers[mine]]
+                selected = slice(None) if len(self.chosen) == 1 else member == index
+                numbers[selected] = chosen[numbers[selected]]
         return member, numbers
 
-    def select(self, which: int, values: np.ndarray) -> np.ndarray:
+    def select(self, index: int, values: np.ndarray) -> np.ndarray:
         """The values of the examples of a member, from those of all that it has."""
-        chosen = self.chosen[which]
+        chosen = self.chosen[index]
         return values if chosen is None else values[chosen]
 
-    def find(self, which: int, numbers: np.ndarray) -> np.ndarray:
+    def find(self, index: int, numbers: np.ndarray) -> np.ndarray:
         """The examples that have some of these numbers, ascending, in a member."""
-        chosen = self.chosen[which]
+        chosen = self.chosen[index]
         if chosen is not None:
-            places = np.searchsorted(chosen, numbers)
-            inside = places < len(chosen)
-            inside[inside] = chosen[places[inside]] == numbers[inside]
-            numbers = places[inside]
-        return self.first[which] + numbers
+            positions = np.searchsorted(chosen, numbers)
+            inside = positions < len(chosen)
+            inside[inside] = chosen[positions[inside]] == numbers[inside]
+            numbers = positions[inside]
+        return self.first[index] + numbers
 
-    def divide(self, which: int, files: np.ndarray) -> np.ndarray:
+    def divide(self, index: int, files: np.ndarray) -> np.ndarray:
         """The examples in each file of a member, from the number of all that files have."""
-        chosen = self.chosen[which]
+        chosen = self.chosen[index]
         if chosen is None:
             return files
         return np.diff(np.searchsorted(chosen, np.cumsum(files)), prepend=0)
@@ -80,17 +80,17 @@ class Renumbered(AnyCorpus):
         counts = [len(m) if n is None else len(n) for m, n in zip(members, chosen, strict=True)]
         self._numbering = Numbering(np.cumsum([0, *counts]), chosen)
         self.sides = {
-            name: RenumberedSide([each.sides.get(name) for each in members], self._numbering)
+            name: RenumberedSide([member.sides.get(name) for member in members], self._numbering)
             for name in names or first.side_names
         }
         self.loss, self.vocab_size = first.loss, first.vocab_size
         self.task = first.task if len(self.sides) == 1 else None
-        self.unpriced = tuple(dict.fromkeys(n for each in members for n in each.unpriced))
+        self.unpriced = tuple(dict.fromkeys(n for member in members for n in member.unpriced))
         self.directory = first.directory if len(members) == 1 else None
         files = [
-            self._numbering.divide(which, each.files)
-            for which, each in enumerate(members)
-            if each.files is not None
+            self._numbering.divide(index, member.files)
+            for index, member in enumerate(members)
+            if member.files is not None
         ]
         self.files = np.concatenate(files) if len(files) == len(members) else None
 
@@ -113,16 +113,16 @@ class Renumbered(AnyCorpus):
     @computed
     def lengths(self) -> np.ndarray:
         """Positions of each example, over all members."""
-        parts = []
-        for which, member in self._numbered():
-            part = self._numbering.select(which, member.lengths)
+        all_lengths = []
+        for index, member in self._numbered():
+            values = self._numbering.select(index, member.lengths)
             if member.side_names != self.side_names:
-                lacking, part = part, np.zeros((len(part), len(self.sides)), np.uint32)
-                places = [self.side_names.index(name) for name in member.side_names]
-                part[:, places] = lacking.reshape(len(part), -1)
-                part.flags.writeable = False
-            parts.append(part)
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+                lacking, values = values, np.zeros((len(values), len(self.sides)), np.uint32)
+                columns = [self.side_names.index(name) for name in member.side_names]
+                values[:, columns] = lacking.reshape(len(values), -1)
+                values.flags.writeable = False
+            all_lengths.append(values)
+        return all_lengths[0] if len(all_lengths) == 1 else np.concatenate(all_lengths)
 
     @computed
     def lengths_digest(self) -> str | None:
@@ -134,12 +134,12 @@ class Renumbered(AnyCorpus):
     def silent(self) -> np.ndarray:
         """The examples without loss, of all members."""
         members = self._numbered()
-        return np.concatenate([self._numbering.find(at, each.silent) for at, each in members])
+        return np.concatenate([self._numbering.find(at, member.silent) for at, member in members])
 
     @derived
     def partly_learnt(self) -> bool:
         """See `AnyCorpus`; it is not, if no member is."""
-        return super().partly_learnt and any(each.partly_learnt for each in self.members)
+        return super().partly_learnt and any(member.partly_learnt for member in self.members)
 
     @computed
     def num_learnt(self) -> int | None:
@@ -152,27 +152,27 @@ class Renumbered(AnyCorpus):
         return self._sum("text_bytes")
 
     def _sum(self, name: str) -> int | None:
-        if any(each is not None for each in self._numbering.chosen):
+        if any(numbers is not None for numbers in self._numbering.chosen):
             return None
-        every = [getattr(member, name) for _, member in self._numbered()]
-        return None if None in every else sum(every)
+        values = [getattr(member, name) for _, member in self._numbered()]
+        return None if None in values else sum(values)
 
     def find_unsplit(self, examples: np.ndarray) -> tuple[np.ndarray, int]:
         """See `AnyCorpus`; of several members, in `Corpora` of what they were before."""
-        member, found = self.locate(examples)
+        member, numbers = self.locate(examples)
         first = [0]
-        for which, corpus in self._numbered():
-            mine = member == which
-            found[mine], room = corpus.find_unsplit(found[mine])
+        for index, corpus in self._numbered():
+            selected = member == index
+            numbers[selected], room = corpus.find_unsplit(numbers[selected])
             first.append(first[-1] + room)
-        return found + np.array(first)[member], first[-1]
+        return numbers + np.array(first)[member], first[-1]
 
     def map_leaves(self, change: Callable[[AnyCorpus], AnyCorpus]) -> AnyCorpus:
         """See `AnyCorpus`."""
 
         def apply(value: Any) -> Any:
             if isinstance(value, Mapping):
-                return {name: apply(each) for name, each in value.items()}
+                return {name: apply(entry) for name, entry in value.items()}
             return value.map_leaves(change) if isinstance(value, AnyCorpus) else value
 
         return self.make(**apply(self.arguments()))
@@ -181,40 +181,46 @@ class Renumbered(AnyCorpus):
         member, numbers = self.locate(np.array([number]))
         return self.members[int(member[0])]._example(int(numbers[0]))
 
+    def __repr__(self) -> str:
+        return repr(self.members[0])
+
+    def __str__(self) -> str:
+        return str(self.members[0])
+
 
 class RenumberedSide(Side):
     """A side of the examples of several corpora; None in place of a side that a corpus lacks."""
 
     def __init__(self, sides: Sequence[Side | None], numbering: Numbering):
         self._sides, self._numbering = sides, numbering
-        known = [side for side in sides if side is not None]
-        self.weighted = any(side.weighted for side in known)
-        self.has_tokens = any(side.has_tokens for side in known)
+        present = [side for side in sides if side is not None]
+        self.weighted = any(side.weighted for side in present)
+        self.has_tokens = any(side.has_tokens for side in present)
         self.features: Mapping[str, Feature] = {
-            name: each for side in known for name, each in side.features.items()
+            name: feature for side in present for name, feature in side.features.items()
         }
-        if any(side.trees is not None for side in known):
+        if any(side.trees is not None for side in present):
             self.trees = np.concatenate(
                 [
-                    Nodes.of_documents(self._lengths_of(which)).table
+                    Nodes.of_documents(self._lengths_of(index)).table
                     if side is None or side.trees is None
-                    else numbering.select(which, side.trees)
-                    for which, side in enumerate(sides)
+                    else numbering.select(index, side.trees)
+                    for index, side in enumerate(sides)
                 ]
             )
 
     def __len__(self) -> int:
         return int(self._numbering.first[-1])
 
-    def _lengths_of(self, which: int) -> np.ndarray:
-        if (side := self._sides[which]) is None:
-            return np.zeros(np.diff(self._numbering.first)[which], np.uint32)
-        return self._numbering.select(which, side.lengths)
+    def _lengths_of(self, index: int) -> np.ndarray:
+        if (side := self._sides[index]) is None:
+            return np.zeros(np.diff(self._numbering.first)[index], np.uint32)
+        return self._numbering.select(index, side.lengths)
 
     @computed
     def lengths(self) -> np.ndarray:
         """Positions of each example."""
-        return np.concatenate([self._lengths_of(which) for which in range(len(self._sides))])
+        return np.concatenate([self._lengths_of(index) for index in range(len(self._sides))])
 
     def _require_positions(self, pieces: Pieces) -> None:
         """Each member checks its own pieces."""
@@ -227,13 +233,13 @@ class RenumberedSide(Side):
         # All pieces of a member and an epoch are read at once, then put into the order of `pieces`.
         key = member + len(self._sides) * pieces.epoch
         order = np.argsort(key, kind="stable")
-        groups = np.split(order, np.flatnonzero(np.diff(key[order])) + 1)
+        subsets = np.split(order, np.flatnonzero(np.diff(key[order])) + 1)
         read = []
-        for mine in groups:
-            epoch, which = divmod(int(key[mine[0]]), len(self._sides)) if len(mine) else (0, 0)
-            taken = pieces.take(mine)._replace(epoch=epoch)
-            read.append(self._read_member(which, taken, names))
-        if len(groups) == 1:
+        for subset in subsets:
+            epoch, index = divmod(int(key[subset[0]]), len(self._sides)) if len(subset) else (0, 0)
+            taken = pieces.take(subset)._replace(epoch=epoch)
+            read.append(self._read_member(index, taken, names))
+        if len(subsets) == 1:
             return read[0]
         first, reach = np.empty_like(order), pieces.reach
         first[order] = np.cumsum(reach[order]) - reach[order]
@@ -242,14 +248,14 @@ class RenumberedSide(Side):
             for name in read[0]
         }
 
-    def _read_member(self, which: int, pieces: Pieces, names: Sequence[str]) -> Fields:
+    def _read_member(self, index: int, pieces: Pieces, names: Sequence[str]) -> Fields:
         """Pieces of one member: weights of 1 if it has none, and the `fill` of missing features."""
-        fields, side = Fields(), self._sides[which]
+        fields, side = Fields(), self._sides[index]
         if side is not None:
-            fields = side.read(*pieces, [name for name in names if name in side.features])
-        wanted = {name: self.features[name] for name in names}
-        wanted |= {"loss_weights": LOSS_WEIGHTS} if self.weighted else {}
-        for name, feature in wanted.items():
+            fields = side.read(*pieces, side.select(names))
+        schemas = {name: self.features[name] for name in names}
+        schemas |= {"loss_weights": LOSS_WEIGHTS} if self.weighted else {}
+        for name, feature in schemas.items():
             if name not in fields:
                 fields[name] = feature.filled(int(pieces.reach.sum()))
         return fields
@@ -258,31 +264,31 @@ class RenumberedSide(Side):
         ones = np.ones(len(examples), np.int64)
         several = 0 * ones if self.trees is None else self.trees[examples, 1]
         counts = {name: ones if self.features[name].of == "example" else several for name in names}
-        found = {name: self.features[name].filled(int(counts[name].sum())) for name in names}
-        for side, mine, numbers in self._divide(examples):
-            here = [name for name in names if side is not None and name in side.features]
-            for name, values in side.read_examples(numbers, here).items() if side else ():
-                count = counts[name]
-                found[name][ranges((np.cumsum(count) - count)[mine], count[mine])] = values
-        return found
+        fields = {name: self.features[name].filled(int(counts[name].sum())) for name in names}
+        for side, rows, numbers in self._divide(examples):
+            if side is not None:
+                for name, values in side.read_examples(numbers, side.select(names)).items():
+                    count = counts[name]
+                    fields[name][ranges((np.cumsum(count) - count)[rows], count[rows])] = values
+        return fields
 
     def read_nodes(self, examples: np.ndarray) -> Nodes:
         """See `Side.read_nodes`."""
-        parts = [
-            (mine, Nodes.of_documents(0 * numbers) if side is None else side.read_nodes(numbers))
-            for side, mine, numbers in self._divide(examples)
+        by_member = [
+            (rows, Nodes.of_documents(0 * numbers) if side is None else side.read_nodes(numbers))
+            for side, rows, numbers in self._divide(examples)
         ]
-        if not parts:
+        if not by_member:
             return Nodes.of_documents(NO_EXAMPLES)
-        order = np.argsort(np.concatenate([mine for mine, _ in parts]))
-        return Nodes.concatenate([nodes for _, nodes in parts]).take(order)
+        order = np.argsort(np.concatenate([rows for rows, _ in by_member]))
+        return Nodes.concatenate([nodes for _, nodes in by_member]).take(order)
 
     def _divide(self, examples: np.ndarray) -> Iterator[tuple[Side | None, np.ndarray, np.ndarray]]:
         """The side of each member with some of the examples, their places, and their numbers."""
         member, numbers = self._numbering.locate(examples)
-        for which in np.unique(member).tolist():
-            mine = np.flatnonzero(member == which)
-            yield self._sides[which], mine, numbers[mine]
+        for index in np.unique(member).tolist():
+            rows = np.flatnonzero(member == index)
+            yield self._sides[index], rows, numbers[rows]
 
 
 class Covering(Renumbered):
@@ -307,9 +313,3 @@ class Covering(Renumbered):
     def arguments(self) -> dict[str, Any]:
         """See `AnyCorpus`."""
         return {"corpus": self.corpus}
-
-    def __repr__(self) -> str:
-        return repr(self.corpus)
-
-    def __str__(self) -> str:
-        return str(self.corpus)

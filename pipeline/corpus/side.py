@@ -67,11 +67,11 @@ class Side:
         Raises:
             IndexError: there is no such example, or it is too short for its piece.
         """
-        names = self._names(features, per_example=False)
-        given = examples, starts, lengths, lengths if reach is None else reach
+        names = self._check_names(features, per_example=False)
+        columns = examples, starts, lengths, lengths if reach is None else reach
         epoch = np.asarray(epoch) if np.ndim(epoch) else epoch
-        pieces = Pieces._make([*(np.asarray(each, np.int64) for each in given), epoch])
-        require_numbers(pieces.examples, len(self))
+        pieces = Pieces._make([*(np.asarray(column, np.int64) for column in columns), epoch])
+        self._require_numbers(pieces.examples)
         if not pieces.lengths.all():
             pieces = pieces.take(pieces.lengths != 0)
         self._require_positions(pieces)
@@ -82,9 +82,18 @@ class Side:
     ) -> Iterator[tuple[slice, Fields]]:
         """The fields of many pieces, some `POSITIONS` positions at a time, and which pieces."""
         blocks = np.cumsum(lengths, dtype=np.int64) // POSITIONS
-        for block in np.unique(blocks):
-            mine = slice(*np.searchsorted(blocks, [block, block + 1]).tolist())
-            yield mine, self.read(examples[mine], starts[mine], lengths[mine], features=features)
+        for number in np.unique(blocks):
+            block = slice(*np.searchsorted(blocks, [number, number + 1]).tolist())
+            pieces = examples[block], starts[block], lengths[block]
+            yield block, self.read(*pieces, features=features)
+
+    def _require_numbers(self, examples: np.ndarray) -> None:
+        """Refuses numbers of examples that are negative or too high."""
+        # As an unsigned number, a negative one is higher than all others.
+        count = len(self)
+        if len(examples) and int(examples.view(np.uint64).max()) >= count:
+            wrong = examples[(examples < 0) | (examples >= count)][0]
+            raise OutOfRange(f"example {wrong} of {count:,}; examples are numbered from 0")
 
     def _require_positions(self, pieces: Pieces) -> None:
         """Refuses pieces that are not within their examples, or do not fit their places."""
@@ -117,9 +126,9 @@ class Side:
             examples: their numbers; ints, [n].
             features: names of features of examples or continuations; None: all.
         """
-        names = self._names(features, per_example=True)
+        names = self._check_names(features, per_example=True)
         examples = np.asarray(examples, np.int64)
-        require_numbers(examples, len(self))
+        self._require_numbers(examples)
         return self._read_examples(examples, names) if names else {}
 
     def _read_examples(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
@@ -130,22 +139,18 @@ class Side:
         """The nodes of whole examples, int64 [n]; a document is one node."""
         return Nodes.of_documents(self.lengths[examples])
 
-    def _names(self, features: Iterable[str] | None, *, per_example: bool) -> list[str]:
+    def select(self, names: Iterable[str]) -> list[str]:
+        """Those of some names that are features of this side."""
+        return [name for name in names if name in self.features]
+
+    def _check_names(self, features: Iterable[str] | None, *, per_example: bool) -> list[str]:
         """The names of the features to read, of examples or of positions; refuses unknown ones."""
-        known = [name for name, each in self.features.items() if each.per_example == per_example]
+        options = [n for n, feature in self.features.items() if feature.per_example == per_example]
         if features is None:
-            return known
+            return options
         names = list(features)
         for name in names:
-            if name not in known:
+            if name not in options:
                 kind = "examples" if per_example else "tokens"
-                raise InvalidValue(f"there is no feature of {kind} {suggest_option(name, known)}")
+                raise InvalidValue(f"there is no feature of {kind} {suggest_option(name, options)}")
         return names
-
-
-def require_numbers(examples: np.ndarray, count: int) -> None:
-    """Raises an `IndexError` for numbers of examples that are not from 0 and below `count`."""
-    # As an unsigned number, a negative one is higher than all others.
-    if len(examples) and int(examples.view(np.uint64).max()) >= count:
-        wrong = examples[(examples < 0) | (examples >= count)][0]
-        raise OutOfRange(f"example {wrong} of {count:,}; examples are numbered from 0")

@@ -43,16 +43,18 @@ class Sides(AnyCorpus):
     kind = "sides"
 
     def __init__(self, sides: Mapping[str, AnyCorpus], *, loss: str | None = None):
-        self.by_name, self._given_loss = dict(sides), loss
+        self.by_name = dict(sides)
         require_names(self.by_name)
-        self.sides = {n: next(iter(each.sides.values())) for n, each in self.by_name.items()}
+        self.sides = {n: next(iter(corpus.sides.values())) for n, corpus in self.by_name.items()}
         arrays = [name for name, side in self.sides.items() if not side.has_tokens]
         self.unpriced = tuple(arrays) if len(self.sides) > 1 else ()
         if len({*map(len, self.by_name.values())}) > 1:
-            counts = " and ".join(f"{len(each):,} {name}" for name, each in self.by_name.items())
+            counts = " and ".join(
+                f"{len(corpus):,} {name}" for name, corpus in self.by_name.items()
+            )
             raise InvalidValue(f"there are {counts}; give equally many, in the same order")
-        every = [name for side in self.sides.values() for name in side.features]
-        if both := {name for name in every if every.count(name) > 1}:
+        names = [name for side in self.sides.values() for name in side.features]
+        if both := {name for name in names if names.count(name) > 1}:
             raise InvalidValue(
                 f"{' and '.join(self.by_name)} both have a feature {min(both)!r}; give them "
                 "different names"
@@ -60,8 +62,8 @@ class Sides(AnyCorpus):
         self.loss = self._find_loss(loss)
         first = self.by_name[self.loss or self.side_names[0]]
         # Plans are stored with the first member.
-        self.members = first, *(each for each in self.by_name.values() if each is not first)
-        lengths = np.stack([each.lengths for each in self.by_name.values()], axis=1)
+        self.members = first, *(corpus for corpus in self.by_name.values() if corpus is not first)
+        lengths = np.stack([corpus.lengths for corpus in self.by_name.values()], axis=1)
         if self.loss is not None:
             lengths[first.lengths == 0] = 0  # nothing to train on
             self.text_bytes, self.num_learnt = first.text_bytes, first.num_learnt
@@ -69,21 +71,21 @@ class Sides(AnyCorpus):
         self.lengths.flags.writeable = False
         if first.directory is not None:
             self.directory = first.directory.parent
-        with_tokens = [each for name, each in self.by_name.items() if name not in arrays]
-        known = [each.vocab_size for each in with_tokens if each.vocab_size is not None]
-        if known and len(known) == len(with_tokens):
-            self.vocab_size = max(known)
-        self.identity = {name: each.identity for name, each in self.by_name.items()}
+        with_tokens = [corpus for name, corpus in self.by_name.items() if name not in arrays]
+        sizes = [corpus.vocab_size for corpus in with_tokens if corpus.vocab_size is not None]
+        if sizes and len(sizes) == len(with_tokens):
+            self.vocab_size = max(sizes)
+        self.identity = {name: corpus.identity for name, corpus in self.by_name.items()}
         if loss is not None:
             self.identity["loss"] = loss
 
-    def _find_loss(self, given: str | None) -> str | None:
+    def _find_loss(self, loss: str | None) -> str | None:
         """The name of the side that carries the loss."""
-        tasks = {name: each.task for name, each in self.by_name.items()}
+        tasks = {name: corpus.task for name, corpus in self.by_name.items()}
         learnt = [name for name, task in tasks.items() if task is not None and task.has_targets]
-        if given is not None:
-            require_one_of("loss", given, self.side_names)
-            learnt = [*dict.fromkeys([*learnt, given])]
+        if loss is not None:
+            require_one_of("loss", loss, self.side_names)
+            learnt = [*dict.fromkeys([*learnt, loss])]
         if len(learnt) > 1:
             raise InvalidValue(f"{' and '.join(learnt)} both carry the loss; one side may")
         return learnt[0] if learnt else None
@@ -95,7 +97,7 @@ class Sides(AnyCorpus):
 
     def arguments(self) -> dict[str, Any]:
         """See `AnyCorpus`."""
-        return {"sides": self.by_name, "loss": self._given_loss}
+        return {"sides": self.by_name, "loss": self.identity.get("loss")}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.by_name!r})"
@@ -136,11 +138,11 @@ def read_sides(directory: epath.Path) -> tuple[list[str], str | None] | None:
 def record_sides(directory: epath.Path, names: Sequence[str], loss: str | None) -> None:
     """Records the sides of the corpora in a directory; refuses others that are recorded there."""
     require_names(names)
-    there = read_sides(directory)
-    if there is None:
+    old = read_sides(directory)
+    if old is None:
         write_description(directory, {"kind": Sides.kind, "sides": [*names], "loss": loss})
-    elif there != ([*names], loss):
+    elif old != ([*names], loss):
         raise InvalidValue(
-            f"{os.fspath(directory)} holds the sides {', '.join(there[0])} with loss={there[1]!r}, "
+            f"{os.fspath(directory)} holds the sides {', '.join(old[0])} with loss={old[1]!r}, "
             f"not {', '.join(names)} with loss={loss!r}; choose another directory"
         )

@@ -27,22 +27,22 @@ class Split(View):
         if by is not None:
             _require_key(corpus, by)
         dtype = np.uint32 if count < 1 << 32 else np.int64
-        found = np.unpackbits(self._find(corpus), count=count).view(bool)
+        is_held = np.unpackbits(self._find(corpus), count=count).view(bool)
         self.numbers = np.concatenate(
-            [some[found[some] == self.held_out].astype(dtype) for some in prng.blocks(count)]
+            [block[is_held[block] == self.held_out].astype(dtype) for block in prng.blocks(count)]
         )
         super().__init__(corpus, self.numbers)
         if not len(self.numbers):
-            of = counted(count, "example")
+            total = counted(count, "example")
             if by is not None and (keys := _count_keys(corpus, by)) < count:
-                of = f"{of}, which have {counted(keys, 'value')} of {by!r},"
+                total = f"{total}, which have {counted(keys, 'value')} of {by!r},"
                 if keys == 1:
                     raise InvalidValue(
-                        f"by is {by!r}, and {of} would all be on one side; give a feature whose "
+                        f"by is {by!r}, and {total} would all be on one side; give a feature whose "
                         "values differ, or omit by="
                     )
             raise InvalidValue(
-                f"hold_out is {self.hold_out}, and by their {by or 'numbers'} none of the {of} "
+                f"hold_out is {self.hold_out}, and by their {by or 'numbers'} none of the {total} "
                 f"{'is held out' if held_out else 'is left to train on'}; give a share nearer to "
                 "one half, or split a larger corpus"
             )
@@ -54,24 +54,22 @@ class Split(View):
 
         With a key, which is read of all examples once, they are kept in a file beside the corpus.
         """
+        by = self.by
+        # A split of a split by the same hash would hold out all examples, or none.
+        depth = 0 if by is None else _count_splits(corpus)
+
+        def hash_of(block: np.ndarray) -> np.ndarray:
+            if by is None:
+                return prng.hash_numbers(block)
+            return prng.hash_rows(corpus.read_examples(block, [by])[by], depth)
 
         def read() -> bytes:
-            below, by = prng.threshold(self.hold_out), self.by
-            found = [
-                np.packbits(
-                    prng.is_held_out(some, self.hold_out)
-                    if by is None
-                    else prng.hash_rows(corpus.read_examples(some, [by])[by], depth) < below
-                )
-                for some in prng.blocks(len(corpus))
-            ]
-            return b"".join(each.tobytes() for each in found)
+            below, blocks = prng.threshold(self.hold_out), prng.blocks(len(corpus))
+            return b"".join(np.packbits(hash_of(block) < below).tobytes() for block in blocks)
 
-        if self.by is None:
+        if by is None:
             return np.frombuffer(read(), np.uint8)
-        # A split of a split by the same hash would hold out all examples, or none.
-        depth = _count_splits(corpus)
-        name = fingerprint_of([corpus.fingerprint, self.by, self.hold_out] + [depth] * (depth > 0))
+        name = fingerprint_of([corpus.fingerprint, by, self.hold_out] + [depth] * (depth > 0))
         return np.frombuffer(corpus.cached_file(f"split-{name}.bits", read), np.uint8)
 
 
@@ -83,18 +81,18 @@ def _count_splits(corpus: AnyCorpus) -> int:
 
 def _count_keys(corpus: AnyCorpus, by: str) -> int:
     """How many values a feature has."""
-    found: set[int] = set()
-    for some in prng.blocks(len(corpus)):
-        found |= {*prng.hash_rows(corpus.read_examples(some, [by])[by]).tolist()}
-    return len(found)
+    hashes: set[int] = set()
+    for block in prng.blocks(len(corpus)):
+        hashes |= {*prng.hash_rows(corpus.read_examples(block, [by])[by]).tolist()}
+    return len(hashes)
 
 
 def _require_key(corpus: AnyCorpus, by: str) -> None:
     """Refuses a key that is no feature of examples."""
-    known = [name for name, feature in corpus.features.items() if feature.of == "example"]
-    if by not in known:
+    names = [name for name, feature in corpus.features.items() if feature.of == "example"]
+    if by not in names:
         raise InvalidValue(
-            f"by is {suggest_option(by, known)}; it must be a feature of examples, such as "
+            f"by is {suggest_option(by, names)}; it must be a feature of examples, such as "
             "Feature('example', key=True), which keeps a text or a number of each record; give it "
             "to prepare or from_arrays, or add it by with_features"
         )

@@ -1,13 +1,15 @@
 """Tasks: the fields that a model takes from an example, and so the length of an example."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from pipeline.errors import InvalidValue
-from pipeline.text.features import OFFSETS, TOKENS, WEIGHTS, Feature, check_features
+from pipeline.errors import InvalidValue, require_type, require_whole
+from pipeline.fields.batch import fields_of_side
+from pipeline.text.features import TOKENS, WEIGHTS, Feature, check_features
+from pipeline.text.ragged import Ragged, divide_arrays
 
 # The stored feature of a node of a group that says how many nodes back its parent is; 0: a prefix.
 ABOVE = "_above"
@@ -43,18 +45,10 @@ class Task:
         field = "loss_weights" if name == WEIGHTS else name
         return {field: self.lookahead if feature.of == "targets" else 0}
 
-    def divide(
-        self, columns: Any, features: Mapping[str, Feature] | None
-    ) -> dict[str, dict[str, Feature]]:
-        """The features of each side of examples in `columns`; see `divide_features`."""
-        given = not isinstance(columns, Mapping) or TOKENS in columns
-        arrays = any(feature.of_arrays for feature in check_features(features).values())
-        return divide_features([self] if given or not arrays else [], features)
-
     def check(self, features: Mapping[str, Feature] | None) -> dict[str, Feature]:
         """`features` as a dict; refuses those that examples of this task alone cannot have."""
-        for side, mine in divide_features([self], features).items():
-            for name, feature in mine.items():
+        for side, schemas in divide_features([self], features).items():
+            for name, feature in schemas.items():
                 beside = side != self.side and self.has_tokens
                 if beside or feature.to is not None:
                     what = f"is of the side {side!r}" if beside else "is a pointer"
@@ -111,14 +105,14 @@ class Task:
         [0]
         """
         lengths, ends = self.lengths(counts), np.cumsum(counts, dtype=np.int64)
-        known = np.flatnonzero(lengths)
-        if weights is None or not len(known):
+        nonempty = np.flatnonzero(lengths)
+        if weights is None or not len(nonempty):
             return np.zeros(0, np.int64)
         # Between the first targets and the ends are the first tokens of the next examples.
-        edges = np.stack([ends[known] - lengths[known], ends[known]], axis=1).reshape(-1)
+        edges = np.stack([ends[nonempty] - lengths[nonempty], ends[nonempty]], axis=1).reshape(-1)
         edges = edges[:-1] if edges[-1] == len(weights) else edges
         learnt = np.add.reduceat(weights != 0, edges, dtype=np.int64)[::2]
-        silent = known[learnt == 0]
+        silent = nonempty[learnt == 0]
         if not columns or ABOVE not in columns:
             return silent
         return silent[columns[ABOVE].values[silent] > 0]
@@ -156,24 +150,24 @@ def divide_features(
         tasks: those of the sides of tokens.
         features: by name; names of sides of arrays, in `of`, are theirs.
     """
-    known, sides = check_features(features), {task.side: dict[str, Feature]() for task in tasks}
+    schemas, sides = check_features(features), {task.side: dict[str, Feature]() for task in tasks}
     # The side that a feature is stored with, by `of`.
     stored = {of: task.side for task in tasks for of in ("inputs", "targets") if of in task.shifts}
     stored |= {"continuation": GROUPS.side} if GROUPS in tasks else {}
-    for feature in known.values():
+    for feature in schemas.values():
         if feature.of_arrays:
             sides.setdefault(stored.setdefault(feature.of, feature.of), {})
     stored["example"] = next(iter(sides), ARRAYS.side)
-    for name, feature in known.items():
+    for name, feature in schemas.items():
         if feature.of == "continuation" and feature.of not in stored:
             raise InvalidValue(
                 f"the feature {name!r} is of continuations, but these examples are not groups; "
                 "make them with from_groups, or give it of='example'"
             )
         if feature.of not in stored:
-            there = " and ".join(of for of in stored if of != "example") or "no tokens"
+            names = " and ".join(of for of in stored if of != "example") or "no tokens"
             raise InvalidValue(
-                f"the feature {name!r} is of {feature.of}, but these examples have {there}; give "
+                f"the feature {name!r} is of {feature.of}, but these examples have {names}; give "
                 "it to the other side of the pairs, or give another task="
             )
         sides[stored[feature.of]][name] = feature
@@ -183,13 +177,30 @@ def divide_features(
                 f"{', '.join(sides)}"
             )
         for side in sides:
-            endings = ("_segment_ids", "_positions", "_columns", OFFSETS)
-            if name in {f"{side}{ending}" for ending in endings}:
+            if name in fields_of_side(side):
                 raise InvalidValue(
                     f"a feature is named {name!r}, as a field of the side {side!r}; give it "
                     "another name"
                 )
     return sides
+
+
+def read_columns(
+    columns: Any, features: Mapping[str, Feature] | None, vocab_size: int | None, task: Task
+) -> tuple[dict[str, Task], int | None, Iterator[tuple[str, Ragged]]]:
+    """The task of each side of examples in columns, `vocab_size`, and their parts; all checked.
+
+    Arguments are those of `Examples`; parts are those of `divide_arrays`, which checks entries as
+    they are read.
+    """
+    require_type("task", task, Task, A_TASK)
+    with_tokens = not isinstance(columns, Mapping) or TOKENS in columns
+    arrays = any(feature.of_arrays for feature in check_features(features).values())
+    sides = divide_features([task] if with_tokens or not arrays else [], features)
+    if vocab_size is not None:
+        vocab_size = require_whole("vocab_size", vocab_size, 1)
+    parts = divide_arrays(columns, sides, vocab_size, task.lookahead)
+    return tasks_of(sides, [task]), vocab_size, parts
 
 
 def tasks_of(sides: Iterable[str], tasks: Sequence[Task]) -> dict[str, Task]:

@@ -32,14 +32,14 @@ class TokenFiles(NamedTuple):
 
     Attributes:
         files: those that hold them, as they were given: of a bucket, not their local copies.
-        groups: some examples each, in order: their `TOKENS`, `WEIGHTS` if these are not all 1, and
-            features, by name.
+        sections: some examples each, in order: their `TOKENS`, `WEIGHTS` if these are not all 1,
+            and features, by name.
         layout: the options that decide how the files are read, as JSON.
         features: the schemas of the features among the columns, by name.
     """
 
     files: list[epath.Path]
-    groups: list[dict[str, Lists]]
+    sections: list[dict[str, Lists]]
     layout: Any = None
     features: Mapping[str, Feature] = types.MappingProxyType({})
 
@@ -66,8 +66,8 @@ def signs(
     """
 
     def mark(read: Read) -> Read:
-        made: Any = read
-        made.recognises, made.suggest, made.by_name = recognises, suggest, by_name
+        reader: Any = read
+        reader.recognises, reader.suggest, reader.by_name = recognises, suggest, by_name
         return read
 
     return mark
@@ -92,8 +92,8 @@ def values_of(lists: Lists) -> np.ndarray:
 
 def keep_array(key: Any, make: Callable[[], np.ndarray]) -> np.ndarray:
     """What `make` returns, which the user's caches keep; `key` is JSON that decides it."""
-    place = path_of(key, "array.npy")
-    return np.load(write_once(place, "searching", lambda file: np.save(file, make())))
+    path = path_of(key, "array.npy")
+    return np.load(write_once(path, "searching", lambda file: np.save(file, make())))
 
 
 def between(
@@ -109,10 +109,10 @@ def between(
     `path` holds the edges. `of` is the file with the `count` things, if that is another one.
     """
     edges = edges.astype(np.int64)
-    ordered = len(edges) > 1 and edges[0] == 0 and not (np.diff(edges) < 0).any()
-    if of is not None and ordered:
+    ordered = len(edges) > 0 and edges[0] == 0 and not (np.diff(edges) < 0).any()
+    if of is not None and ordered and len(edges) > 1:
         require_size(of, count, path, int(edges[-1]))
-    if not len(edges) or (edges[0], edges[-1]) != (0, count) or (np.diff(edges) < 0).any():
+    if not ordered or edges[-1] != count:
         raise damaged(
             path,
             f"it does not hold offsets into {count:,} {what}: one more than there are examples, "
@@ -149,25 +149,25 @@ def load_array(path: epath.Path) -> np.ndarray:
         raise damaged(path, f"NumPy finds no whole .npy array in it ({error})") from error
 
 
-def _read_mask(path: epath.Path, tokens: int, of: epath.Path) -> np.ndarray:
-    """The mask of the tokens of a file `of`: bools [tokens], from bytes or an array of NumPy."""
+def _read_mask(path: epath.Path, tokens: int, owner: epath.Path) -> np.ndarray:
+    """The mask of the tokens of the file `owner`: bools [tokens], of bytes or an array of NumPy."""
     is_array = read_head(path).startswith(NPY)
     values = load_array(path) if is_array else read_numbers(path, np.dtype(np.uint8))
-    wanted = f"give a file {A_MASK}"
+    advice = f"give a file {A_MASK}"
     if values.shape != (tokens,):
         cut = "is cut short, or " if values.size < tokens else ""
         raise InvalidValue(
-            f"{os.fspath(path)} {cut}does not belong to {os.fspath(of)}: it has {values.size:,} "
-            f"{'entries' if is_array else 'bytes'} for {tokens:,} tokens; {wanted}"
+            f"{os.fspath(path)} {cut}does not belong to {os.fspath(owner)}: it has {values.size:,} "
+            f"{'entries' if is_array else 'bytes'} for {tokens:,} tokens; {advice}"
         )
-    some = values[:CHECKED]
-    for wrong in some[(some != 0) & (some != 1)][:1]:
-        raise InvalidValue(f"{os.fspath(path)} holds {wrong}, which is not 0 or 1; {wanted}")
+    entries = values[:CHECKED]
+    for wrong in entries[(entries != 0) & (entries != 1)][:1]:
+        raise InvalidValue(f"{os.fspath(path)} holds {wrong}, which is not 0 or 1; {advice}")
     return values.view(bool) if values.itemsize == 1 else values.astype(bool)
 
 
 def divide(
-    found: Sequence[epath.Path],
+    token_paths: Sequence[epath.Path],
     arrays: Sequence[np.ndarray],
     weights: files.Paths | None,
     borders: Sequence[tuple[np.ndarray, np.ndarray]],
@@ -185,25 +185,26 @@ def divide(
             f"{A_MASK}, for each file of tokens"
         )
     if paths:
-        three = zip(paths, arrays, found, strict=False)
-        columns[WEIGHTS] = [_read_mask(path, len(values), of) for path, values, of in three]
-    firsts, groups = np.cumsum([0, *map(len, arrays)]), []
+        triples = zip(paths, arrays, token_paths, strict=False)
+        columns[WEIGHTS] = [_read_mask(path, len(values), owner) for path, values, owner in triples]
+    firsts, sections = np.cumsum([0, *map(len, arrays)]), []
     begins = np.concatenate([at + n for (at, _), n in zip(borders, firsts, strict=False)])
-    counts = np.concatenate([each for _, each in borders])
+    counts = np.concatenate([sizes for _, sizes in borders])
     ends = begins + counts
-    # The array in which each example begins. Those of a group begin in one, and end in it or later.
+    # The array in which each example begins. Those of a section begin in one array, and end in it
+    # or later.
     array = np.minimum(np.searchsorted(firsts, begins, "right"), len(arrays)) - 1
     changes = np.flatnonzero(np.diff(2 * array + (ends > firsts[array + 1]))) + 1
-    for group in np.split(np.arange(len(begins)), changes) if len(begins) else ():
-        first, low, high = int(array[group[0]]), begins[group].min(), ends[group].max()
-        which = slice(first, max(int(np.searchsorted(firsts, high)), first + 1))
-        lists = {}
-        for name, some in columns.items():
+    for chosen in np.split(np.arange(len(begins)), changes) if len(begins) else ():
+        first, low, high = int(array[chosen[0]]), begins[chosen].min(), ends[chosen].max()
+        span = slice(first, max(int(np.searchsorted(firsts, high)), first + 1))
+        section = {}
+        for name, column in columns.items():
             pieces = [
-                values[max(low - at, 0) : high - at]
-                for values, at in zip(some[which], firsts[which], strict=True)
+                values[max(low - begin, 0) : high - begin]
+                for values, begin in zip(column[span], firsts[span], strict=True)
             ]
             values = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-            lists[name] = values, begins[group] - low, counts[group]
-        groups.append(lists)
-    return TokenFiles([*found, *paths], groups, layout)
+            section[name] = values, begins[chosen] - low, counts[chosen]
+        sections.append(section)
+    return TokenFiles([*token_paths, *paths], sections, layout)

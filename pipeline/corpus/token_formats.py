@@ -12,13 +12,13 @@ from pipeline.text import files
 
 def recognise(path: epath.PathLike) -> registry.Kind | None:
     """The format of the token files that a path or a glob names; None without a sign of any."""
-    place, name = as_path(path), os.fspath(path)
-    if any(each in name for each in "*?["):
-        return recognise(found[0]) if (found := files.find(name)) else None
+    location, name = as_path(path), os.fspath(path)
+    if any(sign in name for sign in "*?["):
+        return recognise(paths[0]) if (paths := files.find(name)) else None
     # Those of other packages may have no signs.
     for kind in sorted(registry.kinds("tokens"), key=lambda k: getattr(k.make, "by_name", False)):
         recognises = getattr(kind.make, "recognises", None)
-        if recognises is not None and recognises(place):
+        if recognises is not None and recognises(location):
             return kind
     return None
 

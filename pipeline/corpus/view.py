@@ -1,6 +1,6 @@
 """View: another corpus, whose examples are chosen or changed when batches are built."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -76,14 +76,18 @@ class ChangedView(View):
 class DrawnView(ChangedView):
     """A view that makes its fields from a corpus's tokens, by random choices of each epoch.
 
+    A class of such views sets `needs`, the task of the corpora that it takes.
+
     Attributes:
         side: the only side of the corpus.
     """
 
+    needs: ClassVar[Task]
     silent = AnyCorpus.silent  # the loss differs from epoch to epoch
 
-    def __init__(self, corpus: AnyCorpus, needs: Task):
+    def __init__(self, corpus: AnyCorpus):
         super().__init__(corpus)
+        needs = self.needs
         name, (side, *others) = type(self).__name__, corpus.sides.values()
         if others or corpus.task != needs or corpus.trees is not None:
             groups = "" if corpus.trees is None else " and groups"

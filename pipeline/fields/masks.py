@@ -147,16 +147,16 @@ def _sequence_ends(ids: Any, max_segments: int, align: int) -> Any:
 
 def _count_ends(xp: Any, ids: Any, max_segments: int, align: int) -> Any:
     if align == 1:
-        each = max_segments + 1
+        per_row = max_segments + 1
         sequence = xp.where(ids > 0, xp.minimum(ids - 1, max_segments), max_segments)
     else:
-        each = 2 * max_segments
+        per_row = 2 * max_segments
         before = xp.maximum(xp.maximum.accumulate(ids, axis=1) - 1, 0)
-        sequence = xp.minimum(2 * before + (ids == 0), each - 1)
-    places = sequence + each * np.arange(len(ids), dtype=np.int32)[:, None]
-    count = len(ids) * each
+        sequence = xp.minimum(2 * before + (ids == 0), per_row - 1)
+    sequences = sequence + per_row * np.arange(len(ids), dtype=np.int32)[:, None]
+    count = len(ids) * per_row
     size = {"minlength" if xp is np else "length": count}
-    sizes = xp.bincount(places.reshape(-1), **size)
+    sizes = xp.bincount(sequences.reshape(-1), **size)
     return xp.pad(xp.cumsum(sizes, dtype=np.int32), (1, 0))
 
 

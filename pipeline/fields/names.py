@@ -16,7 +16,7 @@ import numpy as np
 
 from pipeline.errors import InvalidValue, require_one_of
 from pipeline.fields.arrays import require_planned_order
-from pipeline.text.features import EXAMPLE_ID, FIELDS
+from pipeline.fields.batch import EXAMPLE_ID, FIELDS
 
 Fields = Mapping[str, Any]
 
@@ -60,12 +60,13 @@ def rename(batch: Fields, convention: Convention) -> dict[str, Any]:
     batch = {name: field for name, field in batch.items() if name not in ORDERS}
     pairs = "decoder_inputs" in batch and convention == "huggingface"  # others train only decoders
     known = (*INPUTS, *LOSS, *(TARGETS if pairs else ()))
-    own = {name: each for name, each in batch.items() if name not in FIELDS or name == EXAMPLE_ID}
-    if strange := [name for name in batch if name not in known and name not in own]:
+    ours = {*FIELDS} - {EXAMPLE_ID}
+    others = {name: field for name, field in batch.items() if name not in ours}
+    if strange := [name for name in batch if name not in known and name not in others]:
         raise InvalidValue(
             f"{convention} has no name for {strange[0]}; it has names for {', '.join(known)}"
         )
-    if sides := [name for name in own if name.endswith("_segment_ids")]:
+    if sides := [name for name in others if name.endswith("_segment_ids")]:
         raise InvalidValue(
             f"{convention} has no side {sides[0].removesuffix('_segment_ids')!r}, only text or "
             "pairs; leave the fields of that side out before, or train in a loop of your own"
@@ -80,25 +81,25 @@ def rename(batch: Fields, convention: Convention) -> dict[str, Any]:
     starts = (np.diff(segments, axis=1, prepend=0) != 0) & (segments > 0)
     ids = batch["targets_segment_ids"] if pairs else segments
     weights = np.asarray(batch.get("loss_weights", ids > 0))
-    found = {
+    violations = {
         WEIGHT: weights[(weights != 0) & (weights != 1)],
         SEGMENT: segments[segments > 1],
         START: positions[starts & (positions > 0)],
     }
     for limit in (WEIGHT, *limits):
-        if len(found[limit]):
-            raise InvalidValue(f"{convention} cannot express {limit.format(found[limit][0])}")
+        if len(violations[limit]):
+            raise InvalidValue(f"{convention} cannot express {limit.format(violations[limit][0])}")
     counts = (weights > 0) & (ids > 0)
     renamed = {
         name: batch[source] if isinstance(source, str) else source(batch, counts)
         for name, source in names.items()
     }
-    if clash := [name for name in own if name in renamed]:
+    if clash := [name for name in others if name in renamed]:
         raise InvalidValue(
             f"the batch has a field {clash[0]} of your own, and {convention} uses that name; give "
             "the feature another name, or load without it"
         )
-    return renamed | own
+    return renamed | others
 
 
 def _tokens(batch: Fields, counts: np.ndarray) -> np.ndarray:

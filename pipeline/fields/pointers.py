@@ -28,6 +28,6 @@ def follow(values: Any, pointer: Any) -> Any:
 
 def _take(xp: Any, values: Any, pointer: Any) -> Any:
     rows = xp.arange(len(pointer)).reshape(-1, *[1] * (pointer.ndim - 1))
-    found = values[rows, xp.maximum(pointer, 0)]
-    points = (pointer >= 0).reshape(*pointer.shape, *[1] * (found.ndim - pointer.ndim))
-    return xp.where(points, found, xp.zeros_like(found))
+    taken = values[rows, xp.maximum(pointer, 0)]
+    points = (pointer >= 0).reshape(*pointer.shape, *[1] * (taken.ndim - pointer.ndim))
+    return xp.where(points, taken, xp.zeros_like(taken))

@@ -35,6 +35,11 @@ def is_local(path: epath.PathLike) -> bool:
     return "://" not in os.fspath(path)
 
 
+def absolute(path: epath.PathLike) -> str:
+    """The whole path of a local file or directory; one in object storage is whole."""
+    return os.path.abspath(path) if is_local(path) else os.fspath(path)
+
+
 def as_path(path: epath.PathLike) -> epath.Path:
     """A path that a user gave: local, with `~` expanded, or of object storage."""
     if not isinstance(path, str | os.PathLike) or not os.fspath(path):
@@ -59,15 +64,15 @@ def make_directory(path: epath.PathLike) -> epath.Path:
     path = as_path(path)
     if not is_local(path):
         return path
-    missing = [each for each in (path, *path.parents) if not each.exists()][::-1]
-    there = missing[0].parent if missing else path
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()][::-1]
+    existing = missing[0].parent if missing else path
     with _name_errors(path):
-        there.mkdir(exist_ok=True)  # which refuses a file
+        existing.mkdir(exist_ok=True)  # which refuses a file
         with contextlib.suppress(PermissionError):  # of a directory of others
-            _sync_directory(there.parent)
-        for each in missing:
-            each.mkdir(exist_ok=True)
-            _sync_directory(each.parent)
+            _sync_directory(existing.parent)
+        for folder in missing:
+            folder.mkdir(exist_ok=True)
+            _sync_directory(folder.parent)
     return path
 
 
@@ -239,8 +244,8 @@ def _write_error(path: epath.PathLike, error: OSError) -> OSError:
         remedy = "make room and run again, which keeps finished work"
     elif error.errno in (errno.EACCES, errno.EPERM):
         parents = pathlib.Path(path).absolute().parents
-        place = next(each for each in parents if os.path.exists(each))
-        owner = f"user {place.stat().st_uid} owns {place}, and you are user {os.getuid()}"
+        folder = next(parent for parent in parents if os.path.exists(parent))
+        owner = f"user {folder.stat().st_uid} owns {folder}, and you are user {os.getuid()}"
         remedy = f"{owner}: ask for permission to write there, or give another directory"
     what = f"could not write {os.fspath(path)}: {error.strerror or error}. Nothing of it is left"
     return StorageError(error.errno, f"{what}; {remedy}")

@@ -29,7 +29,7 @@ def _restart_all() -> None:
 def _unlock_properties() -> None:
     """Gives cached properties new locks: in Python 3.11, all objects of a class share one."""
     package = __name__.partition(".")[0]
-    modules = [each for name, each in sys.modules.items() if name.startswith(f"{package}.")]
+    modules = [module for name, module in sys.modules.items() if name.startswith(f"{package}.")]
     for member in [member for module in modules for member in vars(module).values()]:
         for value in vars(member).values() if isinstance(member, type) else ():
             if isinstance(value, functools.cached_property):
@@ -48,6 +48,10 @@ class Handles:
 
     handles: tuple[str, ...] = ()
 
+    def __init__(self) -> None:
+        self.restart()
+        _objects.add(self)
+
     def restart(self) -> None:
         """Makes new handles, and never touches the old ones."""
         for name in self.handles:
@@ -60,5 +64,4 @@ class Handles:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self.restart()
-        _objects.add(self)
+        Handles.__init__(self)

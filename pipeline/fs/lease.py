@@ -23,7 +23,7 @@ _held: set[str] = set()  # the owners that are threads of this process
 
 
 @contextlib.contextmanager
-def hold_lease(directory: objects.ObjectPath, doing: str, *, wait: bool = True) -> Iterator[None]:
+def hold_lease(directory: objects.ObjectPath, doing: str, *, wait: bool) -> Iterator[None]:
     """Holds the lock of a directory while the block runs; other processes wait, and log that.
 
     The lock is the object `.lock`. Its holder writes it every ten seconds, and empties it at the

@@ -107,15 +107,15 @@ def _open_store(bucket: str) -> Any:
         "allow_http": True,  # if the environment names such a server
     }
     pauses = min(0.1, LONGEST), min(1.0, LONGEST), WITHIN
-    first, most, within = (datetime.timedelta(seconds=each) for each in pauses)
+    first, most, within = (datetime.timedelta(seconds=seconds) for seconds in pauses)
     backoff = {"init_backoff": first, "max_backoff": most, "base": 4}
     retries = {"max_retries": RETRIES, "retry_timeout": within, "backoff": backoff}
     make: Any = store.from_url  # has a signature for each cloud
     try:
         return make(bucket, retry_config=retries, **config)
     except _error() as error:
-        found = f"the environment does not say how to open {bucket}"
-        raise _no_credentials(found, _reason(error)) from error
+        problem = f"the environment does not say how to open {bucket}"
+        raise _no_credentials(problem, _reason(error)) from error
 
 
 def _profile() -> dict[str, Any]:
@@ -174,7 +174,7 @@ def _error() -> type[Exception]:
 
 def _asks_machine(reason: str) -> bool:
     """Whether a request for credentials of the machine failed, which has no others."""
-    return any(each in reason for each in ("/latest/", "metadata.google", "token request"))
+    return any(sign in reason for sign in ("/latest/", "metadata.google", "token request"))
 
 
 @contextlib.contextmanager
@@ -183,17 +183,17 @@ def _told(path: epath.PathLike, in_bucket: bool = False) -> Iterator[None]:
     try:
         yield
     except (_error(), OSError) as error:
-        raise _sentence(os.fspath(path), error, _reason(error), in_bucket) from error
+        raise _sentence(os.fspath(path), error, in_bucket) from error
 
 
 def _reason(error: Exception) -> str:
     return str(error).partition("\n\nDebug source")[0][:300]
 
 
-def _sentence(place: str, error: Exception, reason: str, in_bucket: bool) -> OSError:
-    bucket, kind = split(place)[0], type(error).__name__
-    found = re.search(r"status code: (\d{3})", reason)
-    status = int(found[1]) if found else None
+def _sentence(path: str, error: Exception, in_bucket: bool) -> OSError:
+    bucket, kind, reason = split(path)[0], type(error).__name__, _reason(error)
+    match = re.search(r"status code: (\d{3})", reason)
+    status = int(match[1]) if match else None
     if _asks_machine(reason):
         return _no_credentials(f"there are no credentials for {bucket}", reason)
     account = ""
@@ -202,43 +202,43 @@ def _sentence(place: str, error: Exception, reason: str, in_bucket: bool) -> OSE
         account = f"; AZURE_STORAGE_ACCOUNT_NAME is {name}"
     if "NoSuchBucket" in reason or "NoSuchContainer" in reason or (in_bucket and status == 404):
         return StorageError(
-            f"there is no bucket {bucket} for {place}; create it, or check its name and the "
+            f"there is no bucket {bucket} for {path}; create it, or check its name and the "
             f"address of the storage{account}"
         )
     if isinstance(error, FileNotFoundError):
-        return Missing(f"there is no object {place}; check the path")
+        return Missing(f"there is no object {path}; check the path")
     if kind == "UnauthenticatedError" or status == 401:
         return NotAllowed(
             f"the credentials for {bucket} are refused; renew them{account} ({reason})"
         )
     if kind == "PermissionDeniedError" or status == 403:
         return NotAllowed(
-            f"the credentials do not allow this for {place}; they need permission to list the "
+            f"the credentials do not allow this for {path}; they need permission to list the "
             f"bucket and to read and write in it{account} ({reason})"
         )
     moved = status in (301, 307, 308) or "redirect without LOCATION" in str(error)
     if moved and bucket.startswith("s3://"):
         return StorageError(f"{bucket} is in another region; set AWS_REGION to that one ({reason})")
     if status == 416:
-        return _ends_before(place)
+        return _ends_before(path)
     if status is not None and 400 <= status < 500 and status not in (408, 425, 429):
-        return StorageError(f"the storage refused a request for {place}: {reason}")
+        return StorageError(f"the storage refused a request for {path}: {reason}")
     return StorageError(
-        f"{place} cannot be reached: {reason}. Check the network and the address of the storage, "
+        f"{path} cannot be reached: {reason}. Check the network and the address of the storage, "
         "and run again to continue"
     )
 
 
-def _no_credentials(found: str, reason: str) -> NotAllowed:
+def _no_credentials(problem: str, reason: str) -> NotAllowed:
     return NotAllowed(
-        f"{found}; set the credentials of its cloud: for s3:// AWS_ACCESS_KEY_ID and "
+        f"{problem}; set the credentials of its cloud: for s3:// AWS_ACCESS_KEY_ID and "
         "AWS_SECRET_ACCESS_KEY, for gs:// GOOGLE_APPLICATION_CREDENTIALS, for "
         f"az:// AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY ({reason})"
     )
 
 
-def _ends_before(place: str) -> StorageError:
-    return StorageError(f"{place} is shorter than it was; let nothing write to it, and run again")
+def _ends_before(path: str) -> StorageError:
+    return StorageError(f"{path} is shorter than it was; let nothing write to it, and run again")
 
 
 # ---- reading
@@ -265,10 +265,10 @@ def download(path: epath.PathLike, file: epath.PathLike, *, size: int | None = N
     The file has that size at once, but is complete only at the end: give a temporary name.
     """
     length: int = head(path)["size"] if size is None else size
-    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666), "wb") as whole:
-        whole.truncate(length)
+    with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666), "wb") as target:
+        target.truncate(length)
         for piece in read_pieces(path, length):
-            whole.write(piece)
+            target.write(piece)
     return length
 
 
@@ -277,8 +277,8 @@ def read_pieces(path: epath.PathLike, size: int) -> Iterator[Buffer]:
     begins = range(0, size, PIECE)
     # The first piece comes alone, so that a storage that always fails gets only one request.
     later = [begins[at : at + REQUESTS] for at in range(1, len(begins), REQUESTS)]
-    for some in (begins[:1], *later):
-        yield from get_ranges([path] * len(some), some, [min(b + PIECE, size) for b in some])
+    for batch in (begins[:1], *later):
+        yield from get_ranges([path] * len(batch), batch, [min(b + PIECE, size) for b in batch])
 
 
 def get_ranges(
@@ -288,22 +288,18 @@ def get_ranges(
     return together(_read_range, [os.fspath(path) for path in paths], begins, ends)
 
 
-def _read_range(place: str, begin: int, end: int) -> Buffer:
+def _read_range(path: str, begin: int, end: int) -> Buffer:
     if begin == end:
         return b""
-    if place.startswith(SCHEMES):
+    if path.startswith(SCHEMES):
         which = {"start": begin, "end": end}
-        return _whole(
-            place, _request(place, lambda store, key: store.get_range(key, **which)), end - begin
-        )
-    with epath.Path(place).open("rb") as file:
-        file.seek(begin)
-        return _whole(place, file.read(end - begin), end - begin)
-
-
-def _whole(place: str, content: Buffer, size: int) -> Buffer:
-    if len(content) != size:
-        raise _ends_before(place)
+        content = _request(path, lambda store, key: store.get_range(key, **which))
+    else:
+        with epath.Path(path).open("rb") as file:
+            file.seek(begin)
+            content = file.read(end - begin)
+    if len(content) != end - begin:
+        raise _ends_before(path)
     return content
 
 
@@ -318,14 +314,16 @@ def heads(paths: Sequence[epath.PathLike]) -> list[Mapping[str, Any] | None]:
     Many objects of a folder take one list of it, a request for each thousand that it holds.
     """
     folders: dict[str, list[str]] = {}
-    for place in [os.fspath(path) for path in paths]:
-        folders.setdefault(place.rpartition("/")[0], []).append(place)
-    few = [place for mine in folders.values() if len(mine) <= REQUESTS for place in mine]
-    many = [folder for folder, mine in folders.items() if len(mine) > REQUESTS]
-    found = dict(zip(few, together(_find, few), strict=True))
+    for path in [os.fspath(path) for path in paths]:
+        folders.setdefault(path.rpartition("/")[0], []).append(path)
+    few = [path for names in folders.values() if len(names) <= REQUESTS for path in names]
+    many = [folder for folder, names in folders.items() if len(names) > REQUESTS]
+    metadata = dict(zip(few, together(_find, few), strict=True))
     for folder, listed in zip(many, together(_list, many), strict=True):
-        found |= {f"{folder}/{each['path'].rpartition('/')[2]}": each for each in listed["objects"]}
-    return [found.get(os.fspath(path)) for path in paths]
+        metadata |= {
+            f"{folder}/{entry['path'].rpartition('/')[2]}": entry for entry in listed["objects"]
+        }
+    return [metadata.get(os.fspath(path)) for path in paths]
 
 
 def _find(path: epath.PathLike) -> Mapping[str, Any] | None:
@@ -341,15 +339,15 @@ def _list(path: epath.PathLike) -> Any:
 
 def children(path: epath.PathLike) -> tuple[dict[str, int], list[str]]:
     """The sizes of the objects in a folder, by name, and the names of the folders in it."""
-    found = _list(path)
-    sizes = {each["path"].rpartition("/")[2]: each["size"] for each in found["objects"]}
-    return sizes, [each.rstrip("/").rpartition("/")[2] for each in found["common_prefixes"]]
+    listing = _list(path)
+    sizes = {entry["path"].rpartition("/")[2]: entry["size"] for entry in listing["objects"]}
+    return sizes, [folder.rstrip("/").rpartition("/")[2] for folder in listing["common_prefixes"]]
 
 
 def keys(path: epath.PathLike) -> list[str]:
     """The paths of all objects in a folder and in those within it."""
-    found = _request(path, lambda store, key: store.list(key or None).collect(), in_bucket=True)
-    return [f"{split(path)[0]}/{each['path']}" for each in found]
+    entries = _request(path, lambda store, key: store.list(key or None).collect(), in_bucket=True)
+    return [f"{split(path)[0]}/{entry['path']}" for entry in entries]
 
 
 # ---- writing
@@ -361,9 +359,9 @@ guards: list[tuple[str, Callable[[], None]]] = []
 
 def _guard(path: epath.PathLike) -> None:
     """Raises if this process has lost the lock of the object's directory."""
-    place = os.fspath(path)
+    name = os.fspath(path)
     for directory, check in [*guards]:
-        if place.startswith(directory) and not place.endswith("/.lock"):
+        if name.startswith(directory) and not name.endswith("/.lock"):
             check()
 
 
@@ -448,10 +446,7 @@ class ObjectPath(PosixGPath):
 
     def is_file(self) -> bool:
         """Whether it is an object."""
-        try:
-            return bool(split(self)[1]) and head(self) is not None
-        except FileNotFoundError:
-            return False
+        return bool(split(self)[1]) and _find(self) is not None
 
     def is_dir(self) -> bool:
         """Whether there are objects in it, or it is a bucket."""
@@ -513,10 +508,10 @@ class ObjectPath(PosixGPath):
 
     def rmtree(self, missing_ok: bool = False) -> None:
         """Deletes all objects in it."""
-        found = keys(self)
-        if not found and not missing_ok:
+        paths = keys(self)
+        if not paths and not missing_ok:
             raise Missing(f"there is nothing in {self}")
-        delete(found)
+        delete(paths)
 
     def unlink(self, missing_ok: bool = False) -> None:
         """Deletes the object."""

@@ -12,7 +12,7 @@ from pipeline.corpus.description import describe, make_corpus
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.errors import InvalidValue, Missing, name_some
 from pipeline.fs.atomic import as_path, atomic_write, make_directory
-from pipeline.loading.state import differences
+from pipeline.planning.identity import differences
 from pipeline.planning.lengths import load_mask
 from pipeline.planning.plan import Plan
 

@@ -15,12 +15,15 @@ from pipeline.fields import (
     segment_starts,
     targets_ahead,
 )
-from pipeline.loading.batches import Batch, Batches
+from pipeline.fields.batch import Batch
+from pipeline.loading.batches import Batches
 from pipeline.loading.dynamic_context import DynamicContext
-from pipeline.loading.loader import Loader, load
-from pipeline.loading.sharding import batch_sharding, multiples, to_global
+from pipeline.loading.from_options import load
+from pipeline.loading.loader import Loader
+from pipeline.loading.sharding import batch_sharding, multiples
 from pipeline.loading.state import StateKey
 from pipeline.loading.stream import PackedStream
+from pipeline.loading.transfer import to_global
 
 __all__ = [
     "Batch",

@@ -77,11 +77,11 @@ class ReadAhead(Handles):
 
 def _ask(ahead: "weakref.ref[ReadAhead]", run: object, name: str, numbers: range) -> Needs | None:
     """What one cache needs, window by window; `numbers` are its files in the corpus."""
-    if (found := ahead()) is None or found._run is not run:  # deleted, or `stop` was called
+    if (owner := ahead()) is None or owner._run is not run:  # deleted, or `stop` was called
         return None
     needs = list[list[np.ndarray]]()
-    for rows in (found._rows, None):
-        every = found._plan.files_ahead(found._step, rows).get(name)
+    for rows in (owner._rows, None):
+        every = owner._plan.files_ahead(owner._step, rows).get(name)
         if every is None:
             return Needs.of([np.arange(len(numbers))])  # any file at any time
         first, end = numbers.start, numbers.stop

@@ -6,7 +6,7 @@ import operator
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Generic, SupportsIndex, TypedDict, TypeVar, overload
+from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 import grain
 import numpy as np
@@ -20,32 +20,28 @@ from pipeline.errors import (
     require_type,
     require_whole,
 )
+from pipeline.fields.batch import EXAMPLE_ID, OFFSETS, Batch
 from pipeline.loading.ahead import ReadAhead
-from pipeline.loading.collate import (
-    POSITIONS,
-    Positions,
-    collate,
-    collate_examples,
-    find_offsets,
-)
+from pipeline.loading.collate import collate, collate_examples
 from pipeline.loading.dynamic_context import DynamicContext
 from pipeline.loading.iteration import StepDataset
+from pipeline.loading.segments import POSITIONS, Positions
 from pipeline.loading.sharding import (
     CONTEXT_ORDERS,
     Block,
     ContextOrder,
     batch_sharding,
     block_of_sharding,
-    field_specs,
     sharding_of,
     slice_of_process,
 )
 from pipeline.loading.state import StateKey
+from pipeline.loading.transfer import field_specs
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.identity import fingerprint_of
 from pipeline.planning.plan import Plan
 from pipeline.planning.planned import PlannedBatch
-from pipeline.text.features import EXAMPLE_ID, OFFSETS, Feature, require_known
+from pipeline.text.features import Feature, require_known
 
 if TYPE_CHECKING:
     import jax
@@ -55,68 +51,8 @@ phase: Any = contextlib.nullcontext
 with contextlib.suppress(ImportError):  # programs without JAX use batches, too
     from jax.profiler import TraceAnnotation as phase
 
-Array = TypeVar("Array")
-
 # What an argument must be that is examples.
 A_CORPUS = "a corpus or a view of one: of text by prepare, of arrays by Corpus.from_arrays"
-
-
-class Batch(TypedDict, Generic[Array]):
-    """The fields of a batch, for editors and type checkers; at run time a batch is a dict.
-
-    `pipeline.load` returns a `Batch[jax.Array]`, `pipeline.Batches` a `Batch[np.ndarray]`. All are
-    `[rows, length]` and int32, except as below; padding is 0. The corpus decides which fields a
-    batch has, which a type checker cannot know, so it accepts each. It does not know the names of
-    features; to read them, write `fields: Mapping[str, Any] = batch`.
-
-    Attributes:
-        inputs: token ids.
-        inputs_segment_ids: 1, 2, … for the examples of a row.
-        inputs_positions: from 0 in each example; later pieces of a split example continue them. In
-            groups, along the path to each continuation.
-        targets: the token id to predict at each position; none in batches for an encoder.
-        loss_weights: float32, 1, or the weight stored with the token.
-        decoder_inputs: for pairs, the targets shifted to the right. Fields of targets have the
-            bucket's second length, others its first.
-        targets_segment_ids: for pairs, the segment of each target.
-        targets_positions: for pairs, from 0 in each example.
-        visible_until: for groups, the first later column that no longer sees this one.
-        inputs_branch_ids: for groups, the continuation of each position, counted from 1 over all
-            groups of a row; 0 in prefixes.
-        inputs_columns: with another `context_order` than "contiguous", where rows are divided: for
-            each column, the column of the planned row that it holds, the same in all rows. Other
-            sides have theirs, such as `targets_columns`.
-        inputs_segment_offsets: if `features=` names it, `[rows, segments + 1]`, the column of the
-            planned row where each segment begins, and from the last one on the column where that
-            ends. Every side has such a field, as `targets_segment_offsets`; attention kernels take
-            it.
-        example_id: if `features=` names it, `[rows, segments]`, the number of the example of each
-            segment in the corpus, of a view of a split in the corpus that was split; -1 without a
-            segment.
-
-    A feature of tokens is `[rows, length, *shape]`. A feature of examples is `[rows, segments,
-    *shape]`: column `s - 1` is that of segment id `s`. There are `max_segments` columns, or by
-    default `plan.most_segments()[bucket]`. A feature of continuations is `[rows, continuations,
-    *shape]`: column `b - 1` is that of branch id `b`; there are
-    `plan.most_continuations()[bucket]` columns, and at least `max_segments` times those of the
-    largest group. Give `max_segments` if batches of several plans must have one shape.
-    """
-
-    inputs: Array
-    inputs_segment_ids: Array
-    inputs_positions: Array
-    targets: Array
-    loss_weights: Array
-    decoder_inputs: Array
-    targets_segment_ids: Array
-    targets_positions: Array
-    visible_until: Array
-    inputs_branch_ids: Array
-    inputs_columns: Array
-    targets_columns: Array
-    inputs_segment_offsets: Array
-    targets_segment_offsets: Array
-    example_id: Array
 
 
 Transform = Callable[..., Mapping[str, Any]]
@@ -207,13 +143,9 @@ class Batches(StepDataset):
                 "columns in order; use 'contiguous'"
             )
         self.features = _choose_features(corpus, features)
-        # Their sides, by name of the field.
-        sides = {f"{side}{OFFSETS}": number for number, side in enumerate(corpus.side_names)}
-        self._offsets = {name: side for name, side in sides.items() if name in self.features}
-        of_examples = [n for n, each in self.features.items() if each.per_example]
+        of_examples = [name for name, feature in self.features.items() if feature.per_example]
         cuts = any(stage.options.cuts for stage in plan.stages)
-        of_pieces = {EXAMPLE_ID, *self._offsets}
-        if cuts and (uncut := [name for name in of_examples if name not in of_pieces]):
+        if cuts and (uncut := [name for name in of_examples if name in corpus.features]):
             raise InvalidValue(
                 f"packing is 'fill', which cuts examples, but {uncut[0]!r} is a feature of whole "
                 "examples; plan with packing='best_fit', or omit it from features="
@@ -241,15 +173,15 @@ class Batches(StepDataset):
         self.plan, corpus = plan, self.corpus
         # The columns of features of examples, and of continuations.
         self._room: dict[str, dict[Bucket, int]] = {}
-        given = max([stage.options.max_segments or 1 for stage in plan.stages], default=1)
+        least = max([stage.options.max_segments or 1 for stage in plan.stages], default=1)
         kinds = {feature.of for feature in self.features.values()}
         if "example" in kinds:
             most = plan.most_segments().items()
-            self._room["example"] = {bucket: max(count, given) for bucket, count in most}
+            self._room["example"] = {bucket: max(count, least) for bucket, count in most}
         if "continuation" in kinds:
-            each = 1 if corpus.trees is None else int(corpus.trees[:, 1].max())
+            of_group = 1 if corpus.trees is None else int(corpus.trees[:, 1].max())
             most = plan.most_continuations().items()
-            self._room["continuation"] = {b: max(count, given * each) for b, count in most}
+            self._room["continuation"] = {b: max(count, least * of_group) for b, count in most}
         self.blocks: dict[Bucket, tuple[Block, ...]] = {
             bucket: tuple(
                 slice_of_process(side.shape, *self._process)
@@ -317,7 +249,7 @@ class Batches(StepDataset):
         if self.sharding is None:
             return []
         mesh: Any = self.sharding.mesh
-        return sorted({each.process_index for each in mesh.devices.flat})
+        return sorted({device.process_index for device in mesh.devices.flat})
 
     def with_plans(self) -> "Batches":
         """The same batches, each with its plan: `(PlannedBatch, batch)`."""
@@ -389,19 +321,13 @@ class Batches(StepDataset):
         }
 
     def _collate(self, planned: PlannedBatch) -> dict[str, np.ndarray]:
-        blocks = self.blocks[planned.bucket]
-        of_positions = [name for name, each in self.features.items() if not each.per_example]
+        blocks, features = self.blocks[planned.bucket], self.features.items()
+        of_positions = [name for name, feature in features if not feature.per_example]
         batch = collate(self.corpus, planned, blocks, self.positions, of_positions)
-        rows = blocks[0].rows
-        room = {of: columns[planned.bucket] for of, columns in self._room.items()}
-        if room:
-            mine = {name: each for name, each in self.features.items() if each.per_example}
-            mine = {name: each for name, each in mine.items() if name not in self._offsets}
-            batch |= collate_examples(self.corpus, planned, rows, room, mine)
-        for name, side in self._offsets.items():
-            batch[name] = find_offsets(planned, side, rows, room["example"])
-        batch |= {name: batch.pop(name) for name in self.features}  # features come last
-        return batch
+        if room := {of: columns[planned.bucket] for of, columns in self._room.items()}:
+            of_examples = {name: feature for name, feature in features if feature.per_example}
+            batch |= collate_examples(self.corpus, planned, blocks[0].rows, room, of_examples)
+        return batch | {name: batch.pop(name) for name in self.features}  # features come last
 
     def repeat(self, num_epochs: int | None = None, **options: Any) -> "Batches":
         """The batches of `num_epochs` epochs; None: endless."""
@@ -418,13 +344,14 @@ class Batches(StepDataset):
 def _choose_features(corpus: AnyCorpus, names: Iterable[str] | None) -> dict[str, Feature]:
     """The features with these names; None: all of the corpus but keys."""
     if names is None:
-        return {name: each for name, each in corpus.features.items() if not each.key}
+        return {name: feature for name, feature in corpus.features.items() if not feature.key}
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise InvalidType(f"features is {names!r}; give a list of names, or () for none")
     names = list(names)
-    made = [EXAMPLE_ID, *(f"{side}{OFFSETS}" for side in corpus.side_names)]
-    known = {**corpus.features, **{name: Feature("example", dtype=np.int32) for name in made}}
-    require_known(names, known)
+    of_segments = [EXAMPLE_ID, *(f"{side}{OFFSETS}" for side in corpus.side_names)]
+    schema = Feature("example", dtype=np.int32)
+    schemas = {**corpus.features, **dict.fromkeys(of_segments, schema)}
+    require_known(names, schemas)
     last = np.array([len(corpus) - 1] * bool(len(corpus)), np.int64)
     most = int(corpus.find_unsplit(last)[0].max(initial=-1)) + 1
     if EXAMPLE_ID in names and most > np.iinfo(np.int32).max:
@@ -432,7 +359,7 @@ def _choose_features(corpus: AnyCorpus, names: Iterable[str] | None) -> dict[str
             f"the corpus has {most:,} examples, too many for {EXAMPLE_ID}, which is int32; "
             "omit it from features="
         )
-    return {name: known[name] for name in names}
+    return {name: schemas[name] for name in names}
 
 
 def require_whole_sides(corpus: AnyCorpus, plan: Plan, features: Mapping[str, Feature]) -> None:

@@ -3,22 +3,19 @@
 import dataclasses
 import types
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.corpus.side import Side
+from pipeline.fields.batch import EXAMPLE_ID, OFFSETS
+from pipeline.loading.segments import Positions, Segments, cut_to_columns, find_in_rows
 from pipeline.loading.sharding import Block
 from pipeline.planning.layout import count_before, ranges
 from pipeline.planning.planned import PlannedBatch
-from pipeline.text.features import EXAMPLE_ID, NOWHERE, Feature
+from pipeline.text.features import NOWHERE, Feature
 
 INT = np.int32
-
-# How later pieces of a split example count their positions.
-Positions = Literal["continue", "restart"]
-POSITIONS: tuple[Positions, ...] = get_args(Positions)
 
 
 def collate(
@@ -43,14 +40,14 @@ def collate(
     batch, loss = dict[str, np.ndarray](), dict[str, np.ndarray]()
     for number, (name, block) in enumerate(zip(corpus.sides, blocks, strict=True)):
         side = corpus.sides[name]
-        own = [feature for feature in features if feature in side.features]
-        aims = {feature: to for feature in own if (to := side.features[feature].to)}
+        of_side = [feature for feature in features if feature in side.features]
+        aims = {feature: to for feature in of_side if (to := side.features[feature].to)}
         pointers = {feature: corpus.side_names.index(to) for feature, to in aims.items()}
         whole = block
         if block.order is not None:  # its columns may come from anywhere in the row
             length = planned.bucket.lengths[number]
             whole = dataclasses.replace(block, columns=(0, length), order=None)
-        fields = collate_side(side, planned, number, whole, positions, own, pointers, name)
+        fields = collate_side(side, planned, number, whole, positions, of_side, pointers, name)
         if block.order is not None:
             taken = block.order[slice(*block.columns)]
             fields = {field: values[:, taken] for field, values in fields.items()}
@@ -59,9 +56,9 @@ def collate(
             if (order := blocks[aim].order) is not None:
                 places = np.append(np.argsort(order), NOWHERE).astype(INT)  # -1 is the last one
                 fields[feature] = places[fields[feature]]
+        weights = fields.pop("loss_weights")
         if name == corpus.loss:
-            loss["loss_weights"] = fields.pop("loss_weights")
-        fields.pop("loss_weights", None)
+            loss["loss_weights"] = weights
         batch |= fields
     return batch | loss
 
@@ -96,12 +93,12 @@ def collate_side(
         `inputs_branch_ids`; see `_lay_out_nodes`.
     """
     height, width = block.shape
-    segments = _in_rows(planned, number, block.rows, positions, with_begins=bool(pointers))
+    segments = find_in_rows(planned, number, block.rows, positions, with_begins=bool(pointers))
     if side.trees is not None:
         count = side.trees[segments.example, 1]
         segments = segments._replace(branch=count_before(segments.row, count))
     if block.columns != (0, planned.bucket.lengths[number]) or not segments.size.all():
-        segments = _in_columns(segments, block.columns)
+        segments = cut_to_columns(segments, block.columns)
     row, column, ids, example, start, position, size, *_, epoch = segments
     begin, cells = row * width + column, height * width
     # The fields are built flat and without padding: each segment is extended to the beginning of
@@ -153,13 +150,17 @@ def collate_examples(
         planned: the batch.
         rows: ascending, int64 [n].
         room: the number of columns of features of an "example", and of a "continuation".
-        features: features of these two kinds, by name; `example_id` may be among them.
+        features: features of these two kinds, by name; and fields that a batch has on request.
 
     Returns:
-        An array `[n, room, *shape]` for each of the features.
+        An array `[n, room, *shape]` for each of the features; offsets have a column more, as
+        `find_offsets` says.
     """
-    segments = _in_rows(planned, 0, rows, "continue")
-    found = corpus.read_examples(segments.example, [n for n in features if n != EXAMPLE_ID])
+    segments = find_in_rows(planned, 0, rows, "continue")
+    stored = [name for name in features if name in corpus.features]
+    values = corpus.read_examples(segments.example, stored)
+    if EXAMPLE_ID in features:
+        values[EXAMPLE_ID], _ = corpus.find_unsplit(segments.example)
     places = {"example": (segments.row, segments.ids - 1)}
     if "continuation" in room:
         count = np.zeros_like(segments.row)
@@ -169,13 +170,14 @@ def collate_examples(
         places["continuation"] = segments.row.repeat(count), ranges(before, count)
     fields = {}
     for name, feature in features.items():
-        if name == EXAMPLE_ID:
-            values, empty = corpus.find_unsplit(segments.example)[0], -1
+        if name in values:
+            shape = len(rows), room[feature.of], *feature.shape
+            empty = NOWHERE if name == EXAMPLE_ID else 0
+            fields[name] = np.full(shape, empty, feature.dtype)
+            fields[name][places[feature.of]] = values[name]
         else:
-            values, empty = found[name], 0
-        shape = len(rows), room[feature.of], *feature.shape
-        fields[name] = np.full(shape, empty, feature.dtype)
-        fields[name][places[feature.of]] = values
+            side = corpus.side_names.index(name.removesuffix(OFFSETS))
+            fields[name] = find_offsets(planned, side, rows, room["example"])
     return fields
 
 
@@ -191,7 +193,7 @@ def find_offsets(planned: PlannedBatch, number: int, rows: np.ndarray, most: int
     `number` is that of the side; `rows` are ascending, int64 [n]; `most` is at least the number of
     segments of each. If the plan aligns segments, padding may precede the next offset.
     """
-    segments = _in_rows(planned, number, rows, "continue")
+    segments = find_in_rows(planned, number, rows, "continue")
     ends = np.zeros(len(rows), INT)
     np.maximum.at(ends, segments.row, segments.end.astype(INT))
     offsets = ends[:, None].repeat(most + 1, axis=1)
@@ -200,7 +202,7 @@ def find_offsets(planned: PlannedBatch, number: int, rows: np.ndarray, most: int
 
 
 def _lay_out_nodes(
-    corpus: Side, segments: "_Segments", reach: np.ndarray, left: int
+    corpus: Side, segments: Segments, reach: np.ndarray, left: int
 ) -> dict[str, np.ndarray]:
     """The fields of groups, flat, of segments that take `reach` columns each, from `left` on.
 
@@ -227,75 +229,3 @@ def _lay_out_nodes(
         "visible_until": until.astype(INT).repeat(columns),
         "inputs_branch_ids": ids.astype(INT).repeat(columns),
     }
-
-
-class _Segments(NamedTuple):
-    """Segments of a block; all fields but the last three are int64 [segments]."""
-
-    row: np.ndarray  # counted within the block
-    column: np.ndarray  # the first one
-    ids: np.ndarray  # segment id, from 1 in each row
-    example: np.ndarray
-    start: np.ndarray  # the first position to read in the example
-    position: np.ndarray  # the first value of `inputs_positions`
-    size: np.ndarray  # positions
-    end: np.ndarray  # the column of the row after the last one, also outside the block
-    branch: Any  # the continuations before it in the row, int64 [segments]; 0 without groups
-    begins: Any  # its first column on each side, int64 [segments, sides]; 0 without pointers
-    epoch: np.ndarray | int  # one for all, or int64 [segments]
-
-
-def _in_rows(
-    planned: PlannedBatch,
-    number: int,
-    rows: np.ndarray,
-    positions: Positions,
-    *,
-    with_begins: bool = False,
-) -> _Segments:
-    """The segments of `rows`, at their columns in the global batch on one side."""
-    row, example, start = planned.segments[:, :3].T
-    size, sides = planned.segments[:, 3 + number], len(planned.bucket.lengths)
-    columns = planned.columns.reshape(len(row), sides)
-    keep: slice | np.ndarray
-    if len(rows) == planned.bucket.rows:
-        keep = slice(None)
-    elif len(rows) and rows[-1] - rows[0] + 1 == len(rows):
-        # Contiguous rows are a slice of the segments, which are in row order.
-        keep = slice(*np.searchsorted(row, [rows[0], rows[-1] + 1]))
-        row = row[keep] - rows[0]
-    else:
-        keep = np.flatnonzero(np.isin(row, rows))
-        row = np.searchsorted(rows, row[keep])
-    example, start, size = (values[keep] for values in (example, start, size))
-    column = columns[keep, number]
-    return _Segments(
-        row=row,
-        column=column,
-        ids=planned.numbers[keep] + 1,
-        example=example,
-        start=start,
-        position=start if positions == "continue" else np.zeros_like(start),
-        size=size,
-        end=column + size,
-        branch=0,
-        begins=columns[keep] - start[:, None] if with_begins else 0,
-        epoch=planned.epoch if planned.epochs is None else planned.epochs[keep],
-    )
-
-
-def _in_columns(segments: _Segments, columns: tuple[int, int]) -> _Segments:
-    """The parts of `segments` inside `columns`, with columns counted from the first of these."""
-    left, right = columns
-    cut = np.maximum(left - segments.column, 0)
-    size = np.minimum(segments.column + segments.size, right) - segments.column - cut
-    parts = segments._replace(
-        column=segments.column + cut - left,
-        start=segments.start + cut,
-        position=segments.position + cut,
-        size=size,
-    )
-    inside = size > 0
-    if inside.all():
-        return parts
-    return _Segments._make(each if isinstance(each, int) else each[inside] for each in parts)

@@ -117,7 +117,7 @@ class Prefetch(Generic[T]):
         with self._changed:
             if self._threads or self.closed:
                 return
-            self._next, before = self.step, [each for each in self._left if each.is_alive()]
+            self._next, before = self.step, [thread for thread in self._left if thread.is_alive()]
             self._left = before
             for _ in range(self._count):
                 thread = threading.Thread(
@@ -146,7 +146,7 @@ class Prefetch(Generic[T]):
         """Ends the threads, and drops what is ready; `next` begins again with its step."""
         with self._changed:
             self._forget()
-            threads = [each for each in self._left if each is not threading.current_thread()]
+            threads = [thread for thread in self._left if thread is not threading.current_thread()]
         # The collector may call it in one of the threads, which cannot wait for itself.
         until = time.monotonic() + AT_MOST
         for thread in threads:
@@ -175,14 +175,14 @@ class Prefetch(Generic[T]):
     def _run(self, before: list[threading.Thread]) -> None:
         for thread in before:
             thread.join()  # `make` is not called twice for one step at a time
-        own, element, error = threading.current_thread(), None, None
+        me, element, error = threading.current_thread(), None, None
         while error is None:
             with self._changed:
-                while own in self._threads and self._next - self.step >= max(
+                while me in self._threads and self._next - self.step >= max(
                     self._size, self._waiting
                 ):
                     self._changed.wait()
-                if own not in self._threads or self._next >= self._end():
+                if me not in self._threads or self._next >= self._end():
                     return
                 step, self._next = self._next, self._next + 1
             try:
@@ -190,19 +190,19 @@ class Prefetch(Generic[T]):
             except BaseException as raised:  # SystemExit, too, or its consumer would wait for ever
                 error = raised
             with self._changed:
-                if own in self._threads:
+                if me in self._threads:
                     self._ready[step] = element, error
                     self._changed.notify_all()
             element = None  # its memory is the consumer's
 
     def _say(self, seconds: float | None) -> str:
-        alive = [each.ident for each in (*self._left, *self._threads) if each.is_alive()]
+        alive = [thread.ident for thread in (*self._left, *self._threads) if thread.is_alive()]
         frame = sys._current_frames().get((*alive, 0)[0] or 0)
-        calls = [] if frame is None else [each for each, _ in traceback.walk_stack(frame)]
-        ours = [each for each in calls if each.f_globals.get("__name__", "").startswith(PACKAGE)]
+        calls = [] if frame is None else [call for call, _ in traceback.walk_stack(frame)]
+        ours = [call for call in calls if call.f_globals.get("__name__", "").startswith(PACKAGE)]
         at = (
-            f"{each.f_code.co_name} ({os.path.basename(each.f_code.co_filename)}:{each.f_lineno})"
-            for each in dict.fromkeys([*calls[:3], *ours[:1]])
+            f"{call.f_code.co_name} ({os.path.basename(call.f_code.co_filename)}:{call.f_lineno})"
+            for call in dict.fromkeys([*calls[:3], *ours[:1]])
         )
         return (
             f"the batch of step {self.step:,} was not ready within {seconds:g} s "

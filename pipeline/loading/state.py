@@ -29,7 +29,7 @@ from pipeline.corpus.interface import AnyCorpus
 from pipeline.errors import InvalidValue, name_some
 from pipeline.loading.fitting import Shapes, explain_shapes
 from pipeline.planning.bucket import Bucket
-from pipeline.planning.identity import apply, difference, fingerprint_of, flatten
+from pipeline.planning.identity import apply, difference, differences, fingerprint_of
 from pipeline.planning.lengths import take_first
 from pipeline.planning.options import select_options
 from pipeline.planning.plan import PLANNING, Plan
@@ -72,12 +72,12 @@ class StateKey(NamedTuple):
     def _entries(self, step: int) -> list[dict[str, Any]]:
         """The entries of the stages that a state of `step` has, each as a whole."""
         reach, counts = max(self._reach(int(step)), 1), self.plan.examples_per_stage
-        entries = [dict(each) for each in self.plan.entries if each["from"] < reach]
+        entries = [dict(entry) for entry in self.plan.entries if entry["from"] < reach]
         for entry, count, before in zip(entries, counts, (0, *counts), strict=False):
             if count != before and self.corpus is not None:
                 whole = count == len(self.corpus)
-                known = self.corpus if whole else take_first(self.corpus, count)
-                entry["corpus"] = known.identity
+                corpus = self.corpus if whole else take_first(self.corpus, count)
+                entry["corpus"] = corpus.identity
         return entries
 
     def resume(self, state: Any) -> int:
@@ -125,7 +125,7 @@ class StateKey(NamedTuple):
             starts = name_some(list(map("{:,}".format, gone)))
             logger.info(f"weights that change at step {step:,} replace those from {starts} on")
         number = len(changed.stages) - 1
-        live = (*(each for each in live if each < number), number)
+        live = (*(earlier for earlier in live if earlier < number), number)
         return self._replace(plan=changed, before=plan, live=live)
 
     def live_weights(self, step: int) -> dict[str, Any] | None:
@@ -136,12 +136,12 @@ class StateKey(NamedTuple):
     def follow(self, state: Any) -> "StateKey":
         """The key of the plan with the weights that `change` gave to the plan of a state."""
         state, plan = _read(state), self.plan
-        entries, known = _whole(state["plans"]), plan.entries
+        entries, planned = _whole(state["plans"]), plan.entries
         live = tuple(
             number
             for number in state.get("live", ())
-            if number >= len(known)
-            or any(known[number][name] != entries[number][name] for name in ("from", "identity"))
+            if number >= len(planned)
+            or any(planned[number][name] != entries[number][name] for name in ("from", "identity"))
         )
         if not live:
             return self
@@ -154,8 +154,8 @@ class StateKey(NamedTuple):
             joining = {"examples": plan.num_examples} if len(weights) > len(before) else {}
             changes.append((entries[number]["from"], {"weights": weights, **joining}))
         changes.sort(key=operator.itemgetter(0))
-        given = plan.stages[-1].members.given
-        return self._replace(plan=Plan.replay(given, changes).onward(plan.first), live=live)
+        lengths = plan.stages[-1].members.given
+        return self._replace(plan=Plan.replay(lengths, changes).onward(plan.first), live=live)
 
     @property
     def _options(self) -> list[tuple[str, Any]]:
@@ -215,35 +215,39 @@ def _read(state: Any) -> dict[str, Any]:
 
 def _shorten(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Entries with what differs from the one before: corpora may be many, and most stay."""
-    known, found = dict[str, Any](), []
+    before, shortened = dict[str, Any](), []
     for entry in entries:
-        found.append({n: difference(known.get(n), v) for n, v in entry.items()})
-        known |= entry
-    return found
+        shortened.append({n: difference(before.get(n), v) for n, v in entry.items()})
+        before |= entry
+    return shortened
 
 
 def _whole(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The entries that `_shorten` shortened."""
-    known, found = dict[str, Any](), []
+    before, whole = dict[str, Any](), []
     for entry in entries:
-        found.append({name: apply(value, known.get(name)) for name, value in entry.items()})
-        known |= found[-1]
-    return found
+        whole.append({name: apply(value, before.get(name)) for name, value in entry.items()})
+        before |= whole[-1]
+    return whole
 
 
 def _weights_of(identity: Mapping[str, Any]) -> dict[str, Any]:
     """The weight of each corpus, as text, in an identity."""
-    return {name: each.get("weight") for name, each in identity.get("corpora", {}).items()}
+    return {name: corpus.get("weight") for name, corpus in identity.get("corpora", {}).items()}
 
 
 def _is_state(state: Any) -> bool:
     """Whether `state` has the form of a data state, without a check of its step."""
     try:
-        known = state["step"] is not None and len(state["plans"]) > 0
-        known = known and all({"from", "identity"} <= {*entry} for entry in state["plans"])
-        known = known and {*state.get("live", ())} <= {*range(1, len(state["plans"]))}
+        entries = state["plans"]
         content = {name: value for name, value in state.items() if name != "digest"}
-        return known and state["digest"] == fingerprint_of(content)
+        return (
+            state["step"] is not None
+            and len(entries) > 0
+            and all({"from", "identity"} <= {*entry} for entry in entries)
+            and {*state.get("live", ())} <= {*range(1, len(entries))}
+            and state["digest"] == fingerprint_of(content)
+        )
     except (KeyError, TypeError, ValueError, RecursionError):
         return False
 
@@ -257,33 +261,13 @@ def _changes(step: int, then: list[dict], now: list[dict]) -> list[str]:
     old, new = dict[str, Any](), dict[str, Any]()
     for both in itertools.zip_longest(*sides):
         at = min(entry["from"] for entry in both if entry)
-        there = [entry is not None and entry["from"] == at for entry in both]
-        for held, entry, is_there in zip((old, new), both, there, strict=True):
-            held |= entry if is_there else {}  # else its earlier entries still hold
-        kept = [what for what in ("corpus", "identity") if what in old and what in new]
-        found = [change for what in kept for change in differences(old[what], new[what])]
-        if not all(there):
-            found = found or [f"its plan changes {'there' if there[0] else 'here'} alone"]
-        if found:
-            return [f"{change} from step {at:,} on" if at else change for change in found]
+        begins = [entry is not None and entry["from"] == at for entry in both]
+        for held, entry, begins_here in zip((old, new), both, begins, strict=True):
+            held |= entry if begins_here else {}  # else its earlier entries still hold
+        compared = [what for what in ("corpus", "identity") if what in old and what in new]
+        changes = [change for what in compared for change in differences(old[what], new[what])]
+        if not all(begins):
+            changes = changes or [f"its plan changes {'there' if begins[0] else 'here'} alone"]
+        if changes:
+            return [f"{change} from step {at:,} on" if at else change for change in changes]
     return []
-
-
-def differences(then: Any, now: Any) -> list[str]:
-    """Each part that differs between two identities, which are JSON, in words.
-
-    >>> differences({"seed": 3, "corpora": {"text": {"lengths": "a"}}}, {"seed": 4})
-    ['seed was 3 and is now 4', 'lengths of text was a and is now not given']
-    """
-    old, new = (dict(flatten(each)) for each in (then, now))
-
-    def named(name: str) -> str:
-        digests = {f"{each.get(name)}".partition(" without ")[0] for each in (old, new)}
-        excludes = name.startswith("lengths") and len(digests) == 1  # see `Lengths.digest`
-        return f"exclude differs: {name}" if excludes else name
-
-    return [
-        f"{named(name)} was {old.get(name, 'not given')} and is now {new.get(name, 'not given')}"
-        for name in dict.fromkeys([*old, *new])
-        if old.get(name) != new.get(name)
-    ]

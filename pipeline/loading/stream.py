@@ -26,22 +26,15 @@ from pipeline.errors import (
     suggest_keywords,
 )
 from pipeline.loading.batches import Batches, Transform
-from pipeline.loading.collate import Positions
 from pipeline.loading.dynamic_context import DynamicContext
+from pipeline.loading.elements import as_entries, make_examples
 from pipeline.loading.exchange import Exchange
 from pipeline.loading.iteration import StepDataset, StepIterDataset
 from pipeline.loading.prefetch import Prefetch
+from pipeline.loading.segments import Positions
 from pipeline.loading.sharding import ContextOrder, parts, sharding_of
-from pipeline.loading.windows import (
-    ENDINGS,
-    Ending,
-    HostWindows,
-    Setup,
-    Window,
-    as_entries,
-    digest_of_state,
-    make_examples,
-)
+from pipeline.loading.stream_state import ENDINGS, Ending, Setup, digest_of_state
+from pipeline.loading.windows import HostWindows, Window
 from pipeline.planning.bucket import Bucket, as_shapes
 from pipeline.planning.options import BySide, Options
 from pipeline.planning.packing import Packing
@@ -134,23 +127,22 @@ class PackedStream(grain.IterDataset):
         super().__init__(as_iterable(dataset))
         window = require_whole("window", window, 1)
         require_one_of("ending", ending, ENDINGS)
-        known, buckets = _require_dtypes(features), as_shapes(buckets)
-        example = make_blank(buckets, known)
+        schemas, buckets = _require_dtypes(features), as_shapes(buckets)
+        example = make_blank(buckets, schemas)
         packed: dict[str, Any] = {"packing": packing, "overflow": overflow, "align": align}
         packed |= {"max_segments": max_segments, "cost": cost, "seed": seed}
         plan = Plan(example, buckets, **packed)
-        _require_packing(plan.options, known)
+        _require_packing(plan.options, schemas)
         built: dict[str, Any] = {"sharding": sharding, "transform": transform}
         built |= {"positions": positions, "context_order": context_order}
-        shapes: Any = Shapes(plan.buckets)
-        self.batches = Batches(example, plan, **built)._copy(plan=shapes)
-        hosts, host = find_hosts(self.batches.sharding, [each.rows for each in plan.buckets])
+        self.batches = Batches(example, plan, **built)._copy(plan=AllBuckets(plan.buckets))
+        hosts, host = find_hosts(self.batches.sharding, [bucket.rows for bucket in plan.buckets])
         self.setup = Setup(
             batches=self.batches,
             options=plan.options,
             window=window,
             ending=ending,
-            features=known,
+            features=schemas,
             hosts=hosts,
             host=host,
         )
@@ -295,7 +287,7 @@ def find_hosts(
     import jax
 
     rows = dict[int, set[int]]()
-    for on in {sharding_of(sharding, each) for each in buckets}:
+    for on in {sharding_of(sharding, rows_of_batch) for rows_of_batch in buckets}:
         whole, rows = parts(on), {}
         for device, index in on.devices_indices_map(whole).items():
             mine = range(*index[0].indices(whole[0]))
@@ -342,13 +334,13 @@ def read_lengths(
 
 def _require_packing(options: Options, features: Mapping[str, Feature]) -> None:
     """Refuses features whose shape or aim the packing does not keep."""
-    of_examples = [name for name, each in features.items() if each.per_example]
+    of_examples = [name for name, feature in features.items() if feature.per_example]
     if of_examples and options.most_in_row is None:
         raise InvalidValue(
             f"{name_some(of_examples)} have a column for each segment of a row, whose number "
             "differs between batches; give max_segments= to fix the shape"
         )
-    pointers = [name for name, each in features.items() if each.to is not None]
+    pointers = [name for name, feature in features.items() if feature.to is not None]
     if pointers and options.overflow == "truncate":
         raise InvalidValue(
             f"overflow is 'truncate', but {pointers[0]!r} points to a side, which then cannot "
@@ -357,29 +349,29 @@ def _require_packing(options: Options, features: Mapping[str, Feature]) -> None:
 
 
 def _require_dtypes(features: Mapping[str, Feature] | None) -> dict[str, Feature]:
-    known = check_features(features)
-    for name, feature in known.items():
+    schemas = check_features(features)
+    for name, feature in schemas.items():
         if feature.dtype is None:
             raise InvalidValue(
                 f"the feature {name!r} has no dtype, and hosts may begin with different examples; "
                 f"give one, as in Feature({feature.of!r}, dtype='float32')"
             )
-    return known
+    return schemas
 
 
 def make_blank(buckets: Sequence[Bucket], features: Mapping[str, Feature]) -> AnyCorpus:
     """One example, of one position on each side: what is known of a data set before it is read."""
     column = {
-        name: np.full((1, *each.shape), 0 if each.to is None else NOWHERE, each.dtype)
-        if each.of_arrays
-        else np.zeros((2,) * (each.of in ("inputs", "targets")) + each.shape, each.dtype)
-        for name, each in features.items()
+        name: np.full((1, *feature.shape), 0 if feature.to is None else NOWHERE, feature.dtype)
+        if feature.of_arrays
+        else np.zeros((2,) * (feature.of in ("inputs", "targets")) + feature.shape, feature.dtype)
+        for name, feature in features.items()
     }
     tokens = {TOKENS: np.zeros(2, np.int32)} if CAUSAL.side in buckets[0].names else {}
     return make_examples([(0, tokens | column)], features)
 
 
-class Shapes:
+class AllBuckets:
     """A plan of no batch, which uses all of its buckets."""
 
     def __init__(self, buckets: Iterable[Bucket]):

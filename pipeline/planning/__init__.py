@@ -6,13 +6,14 @@ the modules build on each other:
 - members: the corpora of a plan, and which of their examples stay (`lengths`, `members`).
 - piece: an example, or a part of one that is longer than the longest bucket (`pieces`).
 - key: the number of the columns that a piece takes of a row; packing sees only keys (`pieces`).
-- pattern: the keys of the pieces in a row; packing finds patterns (`patterns`, `packing`).
+- pattern: the keys of the pieces in a row; packers find patterns (`patterns`, `packing`).
 - windows: pieces divided into windows, each packed separately (`windows`).
 - flat rows: the segments of rows one after another, in arrays (`layout`).
-- rows: the rows of windows, one after another in a seeded order, once or for ever (`stream`).
+- rows: the rows of windows, one after another in a seeded order, once or for ever (`rows`).
 - stream: the rows of one corpus under given options: the rest of an epoch, then whole epochs
   (`stream`).
-- schedule: the bucket of each step, and the rows it takes from each stream (`schedule`).
+- schedule: the bucket of each step, and the rows it takes from each stream (`schedule`, of several
+  corpora `mixture`).
 - assembly: the batches of these rows (`assembly`); `tiers` deal the rows again.
 - share: a part of the files of each window, of which a host's rows need some (`shares`).
 - stage: the steps from one on, under one set of options (`stage`).

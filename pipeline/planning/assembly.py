@@ -55,11 +55,11 @@ class Assembly:
         self._mixed, self._firsts = mixed, [stream.first for stream in streams]
 
     def block(self, step: int) -> range:
-        """See `Batches`: the step alone."""
+        """See `StepBatches`: the step alone."""
         return range(step, step + 1)
 
     def batch(self, step: int) -> PlannedBatch:
-        """See `Batches`."""
+        """See `StepBatches`."""
         shape, taken = self._schedule.at(step)
         rows, bucket = self.take(shape, taken), self._options.buckets[shape]
         return self.make_batch(bucket, rows, np.arange(len(rows)), self._schedule.epoch_of(step))
@@ -130,7 +130,7 @@ class Blocks:
         return block
 
     def batch(self, step: int) -> PlannedBatch:
-        """See `Batches`."""
+        """See `StepBatches`."""
         if len(steps := self._around(step)) == 1:
             return self._assembly.batch(step)
         return self._assembly.make_batch(*self._blocks.get(steps, 1, self._make, steps)[step])
@@ -157,11 +157,11 @@ class Together(Blocks):
         self._asked = -1  # the step of the last call of `batch`
 
     def block(self, step: int) -> range:
-        """See `Batches`."""
+        """See `StepBatches`."""
         return self._assembly.block(step)
 
     def batch(self, step: int) -> PlannedBatch:
-        """See `Batches`."""
+        """See `StepBatches`."""
         in_order = 0 <= step - self._asked <= TOGETHER // 2
         self._asked = step
         return super().batch(step) if in_order else self._assembly.batch(step)

@@ -51,9 +51,9 @@ def balance(costs: np.ndarray, total: int, units: int = 1) -> tuple[np.ndarray, 
     """
     rank, number = even_order(total // units), np.arange(len(costs))
     if len(costs) < total:
-        slots, number, known = number * total // len(costs), np.full(total, -1), costs
-        number[slots], costs = np.arange(len(known)), np.full(total, -1, known.dtype)
-        costs[slots] = known
+        slots, number, of_rows = number * total // len(costs), np.full(total, -1), costs
+        number[slots], costs = np.arange(len(of_rows)), np.full(total, -1, of_rows.dtype)
+        costs[slots] = of_rows
     ranked = (-costs.reshape(units, -1)).argsort(axis=1, kind="stable")
     if units > 1:
         ranked += np.arange(0, total, total // units)[:, None]

@@ -71,8 +71,8 @@ def _fill(left: Mapping[int, int], sizes: Sequence[int], room: int, work: Work) 
     reached, mask, weight = 1, (1 << room + 1) - 1, 1 + room // BITS
     most = min(work.left, MOST_OF_ROW) // weight
     sums = list[tuple[int, int, int]]()  # a size, its times, and what was reached without them
-    for place in range(bisect.bisect_right(sizes, room) - 1, -1, -1):
-        size = sizes[place]
+    for index in range(bisect.bisect_right(sizes, room) - 1, -1, -1):
+        size = sizes[index]
         times, more = min(left[size], room // size), 1
         while times and not reached >> room:
             more = min(more, times)

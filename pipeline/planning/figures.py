@@ -89,8 +89,8 @@ def count_steps(stages: Sequence[Stage], first: int, last: int) -> Counts:
                 of_bucket += np.column_stack([taken, real])
         for bucket, number, of_rows in zip(stage.options.buckets, counts, of_bucket, strict=True):
             if number:
-                found = buckets.setdefault(bucket, np.zeros(2 + len(costs)))
-                found += np.append(number, of_rows)
+                numbers = buckets.setdefault(bucket, np.zeros(2 + len(costs)))
+                numbers += np.append(number, of_rows)
     in_order = sorted(buckets.items(), key=lambda item: item[0].sort_key)
     return Counts(dict(in_order), tokens, passes, costs)
 

@@ -332,12 +332,12 @@ def typical_lengths(
         size = lengths.count_by(by, positions.tolist(), costs, examples)
         shares = sum(phase.get(name, Fraction(0)) for _, phase in phases)
         counts[name] = float(shares) * examples / max(size, 1)
-    parts = []
+    samples = []
     for name, count in counts.items():
         if not len(array := corpora[name].included):
             continue
         number = round(TYPICAL * count / sum(counts.values()))
-        parts.append(array[np.arange(number) * len(array) // max(number, 1)])
+        samples.append(array[np.arange(number) * len(array) // max(number, 1)])
         if count:  # the longest of each side
-            parts.append(array[array.argmax(axis=0)])
-    return np.concatenate(parts)
+            samples.append(array[array.argmax(axis=0)])
+    return np.concatenate(samples)

@@ -6,13 +6,15 @@ documents. So the more chains, the fewer cuts. (LeCun, Mautor, Quessette and Wei
 this bin packing with fragmentable items.)
 """
 
+import bisect
 import itertools
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from pipeline.errors import InvalidValue
-from pipeline.planning.patterns import Pattern, Remaining, best_fit, count_rows, count_segments
+from pipeline.planning.best_fit import best_fit
+from pipeline.planning.patterns import Pattern, count_rows, count_segments
 
 # A piece has at least this many positions, or an eighth of a short row. A model has hardly any
 # context for the first positions of a piece, and every piece is one more segment.
@@ -76,6 +78,29 @@ class Cuts:
         documents, table = counts[: self.sizes].copy(), self.table
         np.add.at(documents, table[:, 0], counts[self.sizes :: 2])
         return documents
+
+
+class Remaining:
+    """The segments of a histogram that have no row yet: `counts` by size, and their sums."""
+
+    def __init__(self, histogram: np.ndarray):
+        self._sizes = np.flatnonzero(histogram).tolist()  # ascending
+        self.counts = dict(zip(self._sizes, histogram[self._sizes].tolist(), strict=True))
+        self.positions = int(histogram @ np.arange(len(histogram)))
+        self.segments = int(histogram.sum())
+
+    def longest(self, room: int) -> int:
+        """The size of the longest segment that fits into `room`; 0 if there is none."""
+        index = bisect.bisect_right(self._sizes, room)
+        return self._sizes[index - 1] if index else 0
+
+    def take(self, size: int, times: int = 1) -> None:
+        """Takes some segments of a size."""
+        self.positions -= size * times
+        self.segments -= times
+        self.counts[size] -= times
+        if not self.counts[size]:
+            del self.counts[size], self._sizes[bisect.bisect_left(self._sizes, size)]
 
 
 # Equal chains: one pattern for each row of the chain; its `rows` is the number of chains.
@@ -150,9 +175,9 @@ def remove_rows(chains: Sequence[Chain], rows: int, cuts: Cuts) -> tuple[list[Ch
         if times > gone:
             stay.append(_repeat(chain, times - gone))
     if rows:
-        place = next(n for n, chain in enumerate(stay) if len(chain) > rows)
-        chain = _repeat(stay[place], 1)
-        stay[place] = _repeat(stay[place], stay[place][0].rows - 1)
+        index = next(n for n, chain in enumerate(stay) if len(chain) > rows)
+        chain = _repeat(stay[index], 1)
+        stay[index] = _repeat(stay[index], stay[index][0].rows - 1)
         stay.append(_end(chain[: len(chain) - rows], cuts))
         moved += cuts.count_documents(chain) - cuts.count_documents(stay[-1])
     return [chain for chain in stay if count_rows(chain)], moved

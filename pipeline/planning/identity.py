@@ -29,6 +29,26 @@ def flatten(identity: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, identity
 
 
+def differences(then: Any, now: Any) -> list[str]:
+    """Each part that differs between two identities, which are JSON, in words.
+
+    >>> differences({"seed": 3, "corpora": {"text": {"lengths": "a"}}}, {"seed": 4})
+    ['seed was 3 and is now 4', 'lengths of text was a and is now not given']
+    """
+    old, new = (dict(flatten(identity)) for identity in (then, now))
+
+    def named(name: str) -> str:
+        digests = {f"{values.get(name)}".partition(" without ")[0] for values in (old, new)}
+        excludes = name.startswith("lengths") and len(digests) == 1  # see `Lengths.digest`
+        return f"exclude differs: {name}" if excludes else name
+
+    return [
+        f"{named(name)} was {old.get(name, 'not given')} and is now {new.get(name, 'not given')}"
+        for name in dict.fromkeys([*old, *new])
+        if old.get(name) != new.get(name)
+    ]
+
+
 def difference(before: Any, now: Any) -> Any:
     """What `apply` adds to some JSON to make other JSON: the values that differ, inside dicts.
 

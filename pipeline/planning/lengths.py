@@ -123,8 +123,8 @@ class Lengths:
         self.files: np.ndarray | None = getattr(given, "files", None)
         named = given if isinstance(given, Mapping) else getattr(given, "side_names", ())
         self.names: tuple[str, ...] = tuple(map(str, named))
-        known = [getattr(given, "loss", None), *reversed(PAIR), *reversed(self.names)]
-        self.loss: str | None = next((name for name in known if name in self.names), None)
+        names = [getattr(given, "loss", None), *reversed(PAIR), *reversed(self.names)]
+        self.loss: str | None = next((name for name in names if name in self.names), None)
         array = as_lengths(given)
         self.array = array[:, None] if array.ndim == 1 else array
         self.stays = everywhere(True, len(array)) if stays is None else stays
@@ -181,8 +181,8 @@ class Lengths:
         if self._trees is not None and self.indivisible[:count].any():
             trees = hashlib.sha256(self._trees[:count].astype("<i8").tobytes()).hexdigest()[:16]
             return f"{digest(self.array[:count])} with groups ({trees})"
-        known = getattr(self.given, "lengths_digest", None) if count == len(self) else None
-        return known or digest(self.array[:count])
+        stored = getattr(self.given, "lengths_digest", None) if count == len(self) else None
+        return stored or digest(self.array[:count])
 
     @property
     def digest(self) -> str:
@@ -395,16 +395,16 @@ def histogram(lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     >>> [each.tolist() for each in histogram(np.array([3, 1, 3, 1 << 31]))]
     [[1, 3, 2147483648], [1, 2, 1]]
     """
-    parts = [(NO_EXAMPLES, NO_EXAMPLES)]
+    histograms = [(NO_EXAMPLES, NO_EXAMPLES)]
     for chunk in chunks(lengths):
         if chunk.max() < COUNTED:
             counts = np.bincount(chunk.astype(np.int64, copy=False))
             sizes = np.flatnonzero(counts)
-            parts.append((sizes, counts[sizes]))
+            histograms.append((sizes, counts[sizes]))
         else:
             sizes, counts = np.unique(chunk, return_counts=True)
-            parts.append((sizes.astype(np.int64), counts))
-    every, counts = map(np.concatenate, zip(*parts, strict=True))
+            histograms.append((sizes.astype(np.int64), counts))
+    every, counts = map(np.concatenate, zip(*histograms, strict=True))
     sizes, which = np.unique(every, return_inverse=True)
     totals = np.zeros(len(sizes), np.int64)
     np.add.at(totals, which, counts)

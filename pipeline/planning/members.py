@@ -58,8 +58,8 @@ class Members:
 
     def without(self, examples: np.ndarray) -> "Members":
         """The same corpora without some examples: a bool for each."""
-        parts = np.split(examples, self.firsts[1:])
-        with_parts = zip(self.corpora.items(), parts, strict=True)
+        of_corpora = np.split(examples, self.firsts[1:])
+        with_parts = zip(self.corpora.items(), of_corpora, strict=True)
         corpora = {name: lengths.exclude(part) for (name, lengths), part in with_parts}
         return Members(self.given, corpora, several=self.several)
 

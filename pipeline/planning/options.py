@@ -13,6 +13,7 @@ import numpy as np
 from pipeline.errors import InvalidValue, require_one_of, require_whole, suggest_option
 from pipeline.planning.balance import count_units
 from pipeline.planning.bucket import Bucket, as_buckets
+from pipeline.planning.exact import MOST_SUMS
 from pipeline.planning.gaps import check_fill
 from pipeline.planning.lengths import AnyLengths, Lengths
 from pipeline.planning.packing import (
@@ -20,11 +21,10 @@ from pipeline.planning.packing import (
     PACKERS,
     PACKINGS,
     Attention,
-    Packer,
     Packing,
-    Rules,
     row_cost,
 )
+from pipeline.planning.patterns import Packer, Rules
 from pipeline.planning.pieces import OVERFLOWS, Overflow, Pieces
 
 # The version of the planning algorithm. It goes up whenever a plan would change, so that a run
@@ -125,8 +125,8 @@ def whole_by_side(
 def as_costs(cost: Any, names: Sequence[str]) -> tuple[float, ...]:
     """What a position of each side costs, checked; whole numbers are integers."""
     costs = by_side("cost", cost, names)
-    known = all(isinstance(number, int | float | np.number) for number in costs)
-    if not known or not any(costs) or not all(0 <= number < MOST_COST for number in costs):
+    numeric = all(isinstance(number, int | float | np.number) for number in costs)
+    if not numeric or not any(costs) or not all(0 <= number < MOST_COST for number in costs):
         raise InvalidValue(
             f"cost is {cost!r}; it must be a number of at least 0, and below {MOST_COST:g}, for "
             "each side, and above 0 for one: 0 for a side that costs nothing, such as a number of "
@@ -261,23 +261,26 @@ class Options:
         sizes: np.ndarray,
         buckets: Sequence[Bucket] | None = None,
         used: Sequence[int] | None = None,
-        **options: Any,
+        *,
+        exactly: bool = True,
     ) -> Packer:
         """Packs pieces of `sizes`, in units of `align` columns: int64 [sizes, sides].
 
-        `buckets` are by default those of the options, of which `used` may have rows; `options` are
-        those of the packer.
+        `buckets` are by default those of the options, of which `used` may have rows. Without
+        `exactly`, rows are never filled exactly, which takes less time.
         """
         every = self.buckets if buckets is None else buckets
         rules = Rules(
-            np.array([bucket.lengths for bucket in every]) // self.align,
-            tuple(bucket.rows for bucket in every),
-            tuple(map(self.price, every)),
-            tuple(np.multiply(self.cost, self.align).tolist()),
-            self.most_in_row,
-            used,
+            rooms=np.array([bucket.lengths for bucket in every]) // self.align,
+            rows=tuple(bucket.rows for bucket in every),
+            prices=tuple(map(self.price, every)),
+            weights=tuple(np.multiply(self.cost, self.align).tolist()),
+            max_segments=self.most_in_row,
+            used=used,
+            # The shares of a window may take as long together as one that is not divided.
+            sums=MOST_SUMS // self.read_shares if exactly else 0,
         )
-        return PACKERS[self.packing](rules, sizes, **options)
+        return PACKERS[self.packing](rules, sizes)
 
     def cut(
         self,
@@ -346,10 +349,10 @@ def as_phases(weights: Weights, names: Sequence[str]) -> list[tuple[int, dict[st
     for number, (start, shares) in enumerate(given):
         expected = names if number == len(given) - 1 else names[: len(shares)]
         if set(shares) != set(expected) or (phases and len(shares) < len(phases[-1][1])):
-            seen, known = (", ".join(map(str, some)) or "nothing" for some in (shares, names))
+            seen, corpora = (", ".join(map(str, some)) or "nothing" for some in (shares, names))
             raise InvalidValue(
                 f"the weights from step {start:,} on are for {seen}, and "
-                f"the corpora are {known}; give each a weight, perhaps 0 (a corpus that "
+                f"the corpora are {corpora}; give each a weight, perhaps 0 (a corpus that "
                 "joins later comes after the others, and every phase from then on names it)"
             )
         exact = {name: _as_fraction(shares[name]) for name in expected}

@@ -7,18 +7,25 @@ with much room, if that costs less, and surplus rows, too few for another batch.
 batch, of the longest bucket, is not full.
 """
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal, Protocol, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
-from pipeline.planning.exact import MOST_SUMS, Work, fill_exactly
+from pipeline.planning.best_fit import best_fit
+from pipeline.planning.exact import Work, fill_exactly
 from pipeline.planning.gaps import Cuts, count_cuts, fill_rows, remove_rows
 from pipeline.planning.lengths import weigh
-from pipeline.planning.patterns import Packed, Pattern, best_fit, count_rows, count_segments
+from pipeline.planning.patterns import (
+    Packed,
+    Packer,
+    Pattern,
+    Rules,
+    count_rows,
+    count_segments,
+)
 from pipeline.planning.vectors import best_fit_vectors
 
 Packing = Literal["best_fit", "fill", "none"]
@@ -39,40 +46,6 @@ WORTH_VECTORS = 0.01
 WORTH_EXACT = 0.001
 
 
-@dataclasses.dataclass(frozen=True)
-class Rules:
-    """The rows that a packer fills, and what they cost. Lengths are in units of `align` columns."""
-
-    rooms: np.ndarray  # int64 [buckets, sides], the lengths of each bucket, which ascend
-    rows: tuple[int, ...]  # of a batch of each bucket
-    prices: tuple[float, ...]  # of a row of each bucket
-    weights: tuple[float, ...]  # what a unit of each side counts in the fill of a row
-    max_segments: int | None = None  # in a row
-    used: Sequence[int] | None = None  # the numbers of the buckets that may have rows; None: all
-
-
-class Packer(Protocol):
-    """Packs histograms into rows: `packer(rules, sizes)`, sizes in units, int64 [sizes, sides].
-
-    One that has a faster way to pack takes it with `exactly=False`, which `fit_buckets` asks for.
-
-    Attributes:
-        cuts: whether segments are cut although they would fit in a row.
-    """
-
-    cuts: ClassVar[bool]
-
-    def pack(self, counts: np.ndarray, surplus: Sequence[int] | None = None) -> Packed:
-        """The rows of a histogram, the segments of each size: int64 [sizes]; index 0 is ignored.
-
-        `surplus` has the number of rows of each bucket, the emptiest ones, that are moved to a
-        longer bucket; None: those that fill no batch. `Windows` finds these numbers bucket by
-        bucket, so the rows of a bucket before that move must depend on nothing but the surplus of
-        shorter buckets.
-        """
-        ...
-
-
 # The rows of each bucket; and a search for the rows of one, which removes their segments from the
 # remaining ones, and is given the number of the bucket and which sizes may open a row.
 Placed = list[list[Pattern]]
@@ -87,16 +60,10 @@ class BestFit:
 
     cuts: ClassVar[bool] = False
 
-    def __init__(
-        self, rules: Rules, sizes: np.ndarray, *, exactly: bool = True, sums: int = MOST_SUMS
-    ):
-        """`exactly=False` packs by best fit alone, which takes less time.
-
-        Exact fill takes up to `sums` sums.
-        """
-        self._rules, self._sizes = rules, sizes
-        self._one, self._sums = sizes.shape[1] == 1, sums
-        self._exactly = exactly and self._one and rules.max_segments is None
+    def __init__(self, rules: Rules, sizes: np.ndarray):
+        """See `Packer`."""
+        self._rules, self._sizes, self._one = rules, sizes, sizes.shape[1] == 1
+        self._exactly = rules.sums > 0 and self._one and rules.max_segments is None
         weights = (1,) if self._one else rules.weights  # by length, the fill is in units
         self._fills, self._rooms = (weigh(lengths, weights) for lengths in (sizes, rules.rooms))
         self._used = range(len(rules.rooms)) if rules.used is None else rules.used
@@ -114,7 +81,8 @@ class BestFit:
         apart = _without_surplus(surplus)
         packed = repack(placed, apart)
         if self._exactly and self._has_gaps(packed):
-            filled = self._place(counts, functools.partial(self._fill_exactly, Work(self._sums)))
+            work = Work(self._rules.sums)
+            filled = self._place(counts, functools.partial(self._fill_exactly, work))
             if filled is not None and self._is_cheaper(exact := repack(filled, apart), packed):
                 placed, packed = filled, exact
         return packed if surplus == apart else repack(placed, surplus)
@@ -244,7 +212,7 @@ class Fill(BestFit):
 
 
 # By the name of a packing, all of which `Packing` lists. With "none", `Rules.max_segments` is 1.
-PACKERS: dict[Packing, type[BestFit] | type[Fill]] = {
+PACKERS: dict[Packing, type[Packer]] = {
     "best_fit": BestFit,
     "fill": Fill,
     "none": BestFit,

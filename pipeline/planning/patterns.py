@@ -1,19 +1,14 @@
-"""Patterns: the ways in which rows are filled, and best-fit decreasing, which finds them.
+"""Patterns: the ways in which rows are filled; and what a packer, which finds them, is.
 
 Packing works on counts of sizes and never sees an example. All rows with the same content are one
 pattern, so the cost grows with the number of patterns and not with the number of examples.
 """
 
-import bisect
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
-
-# Best fit keeps a bit for each free room of a row, in words of 2**SHIFT bits.
-SHIFT = 15
-MASK = (1 << SHIFT) - 1
 
 
 class Pattern(NamedTuple):
@@ -64,27 +59,40 @@ class Packed:
         return max([pattern.segments for pattern in patterns], default=1), most
 
 
-class Remaining:
-    """The segments of a histogram that have no row yet: `counts` by size, and their sums."""
+@dataclasses.dataclass(frozen=True)
+class Rules:
+    """The rows that a packer fills, and what they cost. Lengths are in units of `align` columns."""
 
-    def __init__(self, histogram: np.ndarray):
-        self._sizes = np.flatnonzero(histogram).tolist()  # ascending
-        self.counts = dict(zip(self._sizes, histogram[self._sizes].tolist(), strict=True))
-        self.positions = int(histogram @ np.arange(len(histogram)))
-        self.segments = int(histogram.sum())
+    rooms: np.ndarray  # int64 [buckets, sides], the lengths of each bucket, which ascend
+    rows: tuple[int, ...]  # of a batch of each bucket
+    prices: tuple[float, ...]  # of a row of each bucket
+    weights: tuple[float, ...]  # what a unit of each side counts in the fill of a row
+    max_segments: int | None  # in a row; None: no limit
+    used: Sequence[int] | None  # the numbers of the buckets that may have rows; None: all
+    sums: int  # that exact fill may take for a histogram; 0: rows are not filled exactly
 
-    def longest(self, room: int) -> int:
-        """The size of the longest segment that fits into `room`; 0 if there is none."""
-        place = bisect.bisect_right(self._sizes, room)
-        return self._sizes[place - 1] if place else 0
 
-    def take(self, size: int, times: int = 1) -> None:
-        """Takes some segments of a size."""
-        self.positions -= size * times
-        self.segments -= times
-        self.counts[size] -= times
-        if not self.counts[size]:
-            del self.counts[size], self._sizes[bisect.bisect_left(self._sizes, size)]
+class Packer(Protocol):
+    """Packs histograms into rows; `PACKERS` lists the classes that do.
+
+    Attributes:
+        cuts: whether segments are cut although they would fit in a row.
+    """
+
+    cuts: ClassVar[bool]
+
+    def __init__(self, rules: Rules, sizes: np.ndarray):
+        """`sizes` has the length of each size on each side, in units: int64 [sizes, sides]."""
+
+    def pack(self, counts: np.ndarray, surplus: Sequence[int] | None = None) -> Packed:
+        """The rows of a histogram, the segments of each size: int64 [sizes]; index 0 is ignored.
+
+        `surplus` has the number of rows of each bucket, the emptiest ones, that are moved to a
+        longer bucket; None: those that fill no batch. `Windows` finds these numbers bucket by
+        bucket, so the rows of a bucket before that move must depend on nothing but the surplus of
+        shorter buckets.
+        """
+        ...
 
 
 def count_rows(patterns: Iterable[Pattern]) -> int:
@@ -99,95 +107,3 @@ def count_segments(patterns: Iterable[Pattern], size: int) -> np.ndarray:
         for length, times in pattern.pieces:
             counts[length] += times * pattern.rows
     return counts
-
-
-def best_fit(
-    counts: np.ndarray, length: int, opens: np.ndarray, max_segments: int | None = None
-) -> list[Pattern]:
-    """Rows of one bucket, packed by best-fit decreasing; removes their segments from `counts`.
-
-    Takes the segments from the longest to the shortest and puts each into the open row with the
-    least room that holds it (Johnson et al., 1974).
-
-    >>> counts = np.array([0, 0, 3, 0, 0, 0, 1, 0, 2])  # three of 2, one of 6, two of 8
-    >>> patterns = best_fit(counts, 10, np.ones(9, bool))
-    >>> [(pattern.pieces, pattern.rows) for pattern in patterns]
-    [(((8, 1), (2, 1)), 2), (((6, 1), (2, 1)), 1)]
-
-    `counts`, int64 [n], is changed in place. `opens`, bool [n], has the sizes that may open a row;
-    the others only fill rows already open. A row has `max_segments` segments at most.
-    """
-    limit, may_open = max_segments or length, opens.tolist()
-    # An entry is a set of equal rows: (pieces, segments, rows). `open_rows` maps the free room of a
-    # row to its entries. Bit r of `rooms`, which are words of 2**SHIFT bits, is set if the entries
-    # of room r are not empty, and bit w of `words` if word w is not 0.
-    open_rows: dict[int, list] = {}
-    found: list[Pattern] = []
-    rooms, words = [0] * ((length >> SHIFT) + 1), 0
-    # Planning spends most of its time in this loop, so it calls few functions and makes patterns by
-    # `tuple.__new__`.
-    there: list | None
-    new, free = tuple.__new__, 0
-    some = np.flatnonzero(counts[1 : length + 1])[::-1] + 1
-    remaining = []
-    for size, count in zip(some.tolist(), counts[some].tolist(), strict=True):
-        word, bit = size >> SHIFT, size & MASK
-        while count:
-            if fitting := rooms[word] >> bit:
-                free = size + (fitting & -fitting).bit_length() - 1
-            elif fitting := words >> word + 1:
-                free = word + (fitting & -fitting).bit_length()
-                fitting = rooms[free]
-                free = (free << SHIFT) + (fitting & -fitting).bit_length() - 1
-            if fitting:
-                there = open_rows[free]
-                pieces, segments, rows = there[-1]
-                each = free // size
-                if each > limit - segments:
-                    each = limit - segments
-                full = count // each
-                full = rows if full > rows else full
-                part = rows > full and count > full * each
-                if stay := rows - full - part:
-                    there[-1] = pieces, segments, stay
-                else:
-                    there.pop()
-                    if not there:
-                        rooms[free >> SHIFT] ^= 1 << (free & MASK)
-                        if not rooms[free >> SHIFT]:
-                            words ^= 1 << (free >> SHIFT)
-            elif may_open[size]:
-                each = length // size
-                if each > limit:
-                    each = limit
-                pieces, segments, free = (), 0, length
-                full = count // each
-                part = count > full * each
-            else:
-                break
-            if full:
-                more, left = segments + each, free - each * size
-                count -= full * each
-                if not left or more == limit:
-                    found.append(new(Pattern, ((*pieces, (size, each)), full, length - left, more)))
-                elif there := open_rows.get(left):
-                    there.append(((*pieces, (size, each)), more, full))
-                else:
-                    open_rows[left] = [((*pieces, (size, each)), more, full)]
-                    rooms[left >> SHIFT] |= 1 << (left & MASK)
-                    words |= 1 << (left >> SHIFT)
-            if part:  # fewer than `each` remain, for one more row
-                left = free - count * size
-                if there := open_rows.get(left):
-                    there.append(((*pieces, (size, count)), segments + count, 1))
-                else:
-                    open_rows[left] = [((*pieces, (size, count)), segments + count, 1)]
-                    rooms[left >> SHIFT] |= 1 << (left & MASK)
-                    words |= 1 << (left >> SHIFT)
-                count = 0
-        remaining.append(count)
-    counts[some] = remaining
-    for free in sorted(open_rows):
-        for pieces, segments, rows in open_rows[free]:
-            found.append(new(Pattern, (pieces, rows, length - free, segments)))
-    return found

@@ -89,11 +89,11 @@ class Pieces:
 
     def _set_overlong(self, room: tuple[int, ...], overflow: Overflow | None) -> None:
         lengths = self._lengths
-        found = [
+        of_chunks = [
             np.flatnonzero((chunk > self._most).any(axis=1)) + number * lengths_lib.CHUNK
             for number, chunk in enumerate(lengths_lib.chunks(lengths.array))
         ]
-        overlong = np.concatenate(found)
+        overlong = np.concatenate(of_chunks)
         self.overlong = overlong = overlong[lengths.stays[overlong]]
         if not len(overlong):
             return
@@ -103,11 +103,11 @@ class Pieces:
             groups = overlong[lengths.indivisible[overlong]]
             raise _overlong_group_error(lengths.array[:, 0], groups, room[0])
         sizes = lengths.array[overlong].astype(np.int64)
-        kept = np.minimum(sizes, room) * (not self._drops)
+        stay = np.minimum(sizes, room) * (not self._drops)
         if overflow == "split":  # of one side
             self._times = -(-sizes[:, 0] // room[0]) - 1
         else:
-            self.lost = round(lengths_lib.weigh((sizes - kept).sum(axis=0), self._costs))
+            self.lost = round(lengths_lib.weigh((sizes - stay).sum(axis=0), self._costs))
 
     @functools.cached_property
     def _later(self) -> np.ndarray:
@@ -179,12 +179,12 @@ class Pieces:
         keys = self._as_keys(self._first_sizes(begin - first, end - last), begin - first)
         if first == last:
             return keys
-        found = np.empty(end - begin, np.int64)
+        merged = np.empty(end - begin, np.int64)
         is_later = np.zeros(end - begin, bool)
         is_later[self._later_pieces[first:last] - begin] = True
-        found[is_later] = self._as_units(self._later[2, first:last, None])[:, 0]
-        found[~is_later] = keys
-        return found
+        merged[is_later] = self._as_units(self._later[2, first:last, None])[:, 0]
+        merged[~is_later] = keys
+        return merged
 
     def count(self) -> np.ndarray:
         """The number of pieces of each key: int64 [keys]; 0 for key 0, which is never packed."""

@@ -74,7 +74,7 @@ def count_cpus() -> int:
 
 def _start() -> subprocess.Popen:
     """A process that serves. ^C does not reach it: it is in a session of its own."""
-    path = os.pathsep.join(place or os.curdir for place in sys.path)
+    path = os.pathsep.join(folder or os.curdir for folder in sys.path)
     return subprocess.Popen(
         [sys.executable, "-c", SERVE],
         stdin=subprocess.PIPE,
@@ -97,12 +97,12 @@ def _exchange(process: subprocess.Popen, item: Any) -> Any:
 
 def serve() -> None:
     """Calls a function with the items that come, until there are no more."""
-    given, results = sys.stdin.buffer, sys.stdout.buffer
+    items, results = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr  # what is printed is no result
     with contextlib.suppress(EOFError, BrokenPipeError):
-        function = pickle.load(given)
+        function = pickle.load(items)
         while True:
-            item = pickle.load(given)
+            item = pickle.load(items)
             raised: Exception | None = None
             result: Any = None
             try:

@@ -122,8 +122,8 @@ class Search:
     def bound(self, rooms: Sequence[Room]) -> float:
         """The cost of a set in full rows, which is a lower bound for one side."""
         key = tuple(rooms)
-        if (known := self._bounds.get(key)) is not None:
-            return known
+        if (cached := self._bounds.get(key)) is not None:
+            return cached
         member = np.argmin([self._column(room) for room in key], axis=0)
         total = 0.0
         for index, room in enumerate(key):

@@ -13,16 +13,13 @@ from typing import Any
 import numpy as np
 
 from pipeline.planning.balance import count_units
-from pipeline.planning.exact import MOST_SUMS
 from pipeline.planning.layout import FlatRows, OrderRows, ranges
 from pipeline.planning.lengths import NO_EXAMPLES
 from pipeline.planning.options import Options
 from pipeline.planning.order import Purpose, permutation, random_bits
-from pipeline.planning.packing import Packer
-from pipeline.planning.patterns import Packed
-from pipeline.planning.pieces import Pieces
+from pipeline.planning.patterns import Packed, Packer
 from pipeline.planning.processes import spread
-from pipeline.planning.stream import ORDERS, Rows
+from pipeline.planning.rows import ORDERS, Rows
 from pipeline.planning.windows import Measure, Measures, Windows, cut_runs
 
 # A process for each so many pieces to pack, which take about half a second.
@@ -49,28 +46,25 @@ ASIDE = 3
 
 
 class Groups(Windows):
-    """Windows of which each is divided into `shares` groups; a window of this class is a group.
+    """Windows divided into `options.read_shares` groups each; a window of this class is a group.
 
     Attributes:
         window_of: int64 [groups], the window of each group.
     """
 
-    def __init__(self, *given: Any, shares: int, **options: Any):
-        self._shares = shares
-        super().__init__(*given, **options)
-
     def _divide(
-        self, window: int, files: tuple[np.ndarray, np.ndarray] | None, key: int | None
+        self, options: Options, files: tuple[np.ndarray, np.ndarray] | None, key: int | None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """See `Windows`; runs are cut where a group ends."""
-        edges, file_of_run, number = cut_runs(self.pieces, window, files)
-        place, order = self._deal_runs(edges, number, key), np.arange(len(edges) - 1)
+        self._shares = options.read_shares
+        edges, file_of_run, number = cut_runs(self.pieces, options.window, files)
+        window_of_run, order = self._deal_runs(edges, number, key), np.arange(len(edges) - 1)
         if key is not None:
             order = permutation(random_bits(key, Purpose.SHARES, len(order)))
-        order = order[place[order].argsort(kind="stable")]
-        of_windows = np.split(order, np.bincount(place, minlength=number).cumsum()[:-1])
-        parts = [self._cut(edges, runs, n * self._shares) for n, runs in enumerate(of_windows)]
-        begins, groups, runs = np.concatenate(parts, axis=1)
+        order = order[window_of_run[order].argsort(kind="stable")]
+        of_windows = np.split(order, np.bincount(window_of_run, minlength=number).cumsum()[:-1])
+        cuts = [self._cut(edges, runs, n * self._shares) for n, runs in enumerate(of_windows)]
+        begins, groups, runs = np.concatenate(cuts, axis=1)
         sort = begins.argsort()
         self.window_of = np.unique(groups) // self._shares
         file = None if file_of_run is None else file_of_run[runs[sort]]
@@ -136,8 +130,10 @@ class SharedWindows:
         edges: int64 [windows + 1], the first group of each window, and the end of the last.
     """
 
-    def __init__(self, groups: Groups):
-        self.groups, self.pieces, self.counts = groups, groups.pieces, groups.counts
+    def __init__(self, *given: Any, **options: Any):
+        """See `Windows`."""
+        self.groups = groups = Groups(*given, **options)
+        self.pieces, self.counts = groups.pieces, groups.counts
         self.most_segments = groups.most_segments
         self.most_continuations = groups.most_continuations
         self.edges = np.append(np.flatnonzero(np.diff(groups.window_of, prepend=-1)), len(groups))
@@ -172,14 +168,14 @@ class SharedWindows:
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         """See `PackedWindows`; rows are in the order of the groups, and ordered within each."""
         groups, begin = self.groups_of(window), 0
-        parts = list[list[tuple[np.ndarray, np.ndarray]]]()
+        of_groups = list[list[tuple[np.ndarray, np.ndarray]]]()
         for group in groups:
             end = begin + self.groups.sizes[group]
-            own = None if bits is None else bits[begin:end]
-            parts.append(self.groups.lay_out(group, own, order_rows))
+            group_bits = None if bits is None else bits[begin:end]
+            of_groups.append(self.groups.lay_out(group, group_bits, order_rows))
             begin = end
         laid_out = list[tuple[np.ndarray, np.ndarray]]()
-        for of_shape in zip(*parts, strict=True):
+        for of_shape in zip(*of_groups, strict=True):
             times, segments = zip(*of_shape, strict=True)
             laid_out.append((np.concatenate(times), np.concatenate(segments)))
         return laid_out
@@ -194,27 +190,11 @@ class SharedRows(Rows):
     """The rows of windows that are divided into shares, in batches in the order of the shares."""
 
     windows: SharedWindows
+    make_windows = SharedWindows
 
-    def _make_windows(
-        self,
-        options: Options,
-        pieces: Pieces,
-        used: Sequence[int] | None,
-        files: tuple[np.ndarray, np.ndarray] | None,
-        key: int,
-    ) -> SharedWindows:
-        """See `Rows`; exact fill may take as long as in a window that is not divided."""
+    def __init__(self, *given: Any, **options: Any):
+        super().__init__(*given, **options)
         self._files_by_epoch: dict[tuple[int, bytes], list[np.ndarray | None]] = {}
-        groups = Groups(
-            pieces,
-            options.packer(pieces.table, used=used, sums=MOST_SUMS // options.read_shares),
-            options.buckets,
-            key=key if options.shuffle else None,
-            window=options.window,
-            files=files,
-            shares=options.read_shares,
-        )
-        return SharedWindows(groups)
 
     def _fill(self, epoch: int, place: int) -> list[FlatRows]:
         """See `Rows`."""
@@ -279,7 +259,7 @@ class SharedRows(Rows):
             first = rows.segments[rows.times.cumsum() - rows.times, 0]
             order[stratum.argsort(kind="stable")] = np.lexsort((first, of_rows))
             return order
-        near, own = draw(Purpose.ROWS, 2 * count, bucket=shape).reshape(2, -1)
+        near, row_bits = draw(Purpose.ROWS, 2 * count, bucket=shape).reshape(2, -1)
         sizes = np.bincount(stratum, minlength=units)
         near = (near >> np.uint64(32)) * sizes.repeat(sizes).astype(np.uint64) >> np.uint64(32)
         ranked, rank = np.lexsort((-rows.costs, of_rows)), ranges(0 * sizes, sizes)
@@ -291,7 +271,7 @@ class SharedRows(Rows):
         shared = draw(Purpose.MATCHED, int(number.max(initial=0)) // parts + 2, bucket=shape)
         turned = TURNS[(np.arange(units) + int(shared[-1] >> np.uint64(62))) % len(TURNS)]
         part = (number + turned[stratum]) % parts
-        bits = np.where(part == 0, shared[number // parts], own)
+        bits = np.where(part == 0, shared[number // parts], row_bits)
         order[np.lexsort((bits, part, stratum))] = ranked
         return order
 
@@ -305,8 +285,8 @@ class SharedRows(Rows):
         key = epoch, b"".join(some.tobytes() for some in mine)
         if key not in self._files_by_epoch:
             windows, _ = self._order(epoch)
-            found = [self._find_files(epoch, place, mine) for place in range(len(windows))]
-            self._files_by_epoch[key] = found
+            of_windows = [self._find_files(epoch, place, mine) for place in range(len(windows))]
+            self._files_by_epoch[key] = of_windows
             for oldest in list(self._files_by_epoch)[:-ORDERS]:
                 self._files_by_epoch.pop(oldest, None)
         return self._files_by_epoch[key]
@@ -328,8 +308,8 @@ class SharedRows(Rows):
             np.add.at(covers, ends.searchsorted(first, side="right"), 1)
             np.add.at(covers, ends.searchsorted(last - 1, side="right") + 1, -1)
             needed |= (covers.cumsum()[:-1] > 0) & (of_groups > 0)
-        found = [files[groups.start + n] for n in np.flatnonzero(needed)]
-        return np.unique(np.concatenate(found)) if found else NO_EXAMPLES
+        needed_files = [files[groups.start + n] for n in np.flatnonzero(needed)]
+        return np.unique(np.concatenate(needed_files)) if needed_files else NO_EXAMPLES
 
     def _find_rows(
         self, shape: int, begin: int, end: int, mine: np.ndarray

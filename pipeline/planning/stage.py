@@ -14,10 +14,10 @@ from pipeline.planning.bucket import PAIR
 from pipeline.planning.cache import WindowCache
 from pipeline.planning.identity import fingerprint_of
 from pipeline.planning.members import Members
+from pipeline.planning.mixture import NOTHING, Mixture
 from pipeline.planning.options import LEAST_WINDOW, VERSION, Options
-from pipeline.planning.schedule import NOTHING, Mixture, Schedule, Single
-from pipeline.planning.shares import SharedRows
-from pipeline.planning.stream import Rows, Stream
+from pipeline.planning.schedule import Schedule, Single
+from pipeline.planning.stream import Stream
 from pipeline.planning.tiers import Tiers
 
 # The cache holds windows with this many pieces; more if needed at a time.
@@ -68,23 +68,22 @@ class Stage:
         """The stream of each corpus, of which the first ones go on from those `before`."""
         present = () if before is None else before.streams
         cache = present[0].cache if present else WindowCache(CACHED)
-        own, several = self.options, self.members.several
+        stream_options, several = self.options, self.members.several
         if several:
-            own = options_of_streams(own, len(self.members.corpora))
+            stream_options = options_of_streams(stream_options, len(self.members.corpora))
         rows = None if before is None else before.schedule.before(self.start).rows
-        make = SharedRows if own.read_shares > 1 else Rows
         streams: list[Stream] = []
         for number, (name, corpus) in enumerate(self.members.corpora.items()):
             try:
                 if number >= len(present):
                     first = int(self.members.firsts[number])
                     stream = Stream(
-                        corpus, own, cache, name=name, by_row=several, first=first, make_rows=make
+                        corpus, stream_options, cache, name=name, by_row=several, first=first
                     )
                 elif self.continues or rows is None:
                     stream = present[number]
                 else:
-                    stream = present[number].after(rows[:, number], corpus, own, make)
+                    stream = present[number].after(rows[:, number], corpus, stream_options)
             except ValueError as error:
                 raise InvalidValue(
                     f"corpus {name!r}: {error}" if several else str(error)

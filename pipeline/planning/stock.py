@@ -68,16 +68,16 @@ class Stock:
     @functools.cached_property
     def examples(self) -> tuple[np.ndarray, np.ndarray]:
         """The sizes with pieces, in positions: int64 [n, sides]; and the counts that are packed."""
-        there = np.flatnonzero(self.counts)
-        return self.sizes[there] * np.array(self.options.align), self.counts[there]
+        used = np.flatnonzero(self.counts)
+        return self.sizes[used] * np.array(self.options.align), self.counts[used]
 
     def count_batches(self, buckets: tuple[Bucket, ...]) -> tuple[float, ...]:
         """The batches of each of some buckets in an epoch.
 
         Those of a sample are scaled, and not whole: which rows the last batch lacks, it cannot say.
         """
-        if (known := self._batches.get(buckets)) is not None:
-            return known
+        if (cached := self._batches.get(buckets)) is not None:
+            return cached
         several = self.scale > 1  # in a sample, more of the batches would lack rows
         single = tuple(dataclasses.replace(bucket, rows=1) for bucket in buckets)
         packer = self.options.packer(self.sizes, single if several else buckets, exactly=False)
@@ -102,6 +102,6 @@ def _merge(counts: np.ndarray) -> np.ndarray:
     positions = np.cumsum(sizes * counts[sizes])
     cell = (positions - 1) * CELLS // positions[-1]
     number = np.bincount(cell, counts[sizes])
-    there = number > 0
-    mean = np.bincount(cell, sizes * counts[sizes])[there] / number[there]
-    return np.bincount(np.rint(mean).astype(np.int64), number[there]).astype(np.int64)
+    filled = number > 0
+    mean = np.bincount(cell, sizes * counts[sizes])[filled] / number[filled]
+    return np.bincount(np.rint(mean).astype(np.int64), number[filled]).astype(np.int64)

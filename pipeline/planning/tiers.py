@@ -24,7 +24,7 @@ class Tiers(Blocks):
         super().__init__(assembly, schedule, options, options.tiers)
 
     def block(self, step: int) -> range:
-        """See `Batches`: the steps whose rows are dealt together."""
+        """See `StepBatches`: the steps whose rows are dealt together."""
         return self._around(step)
 
     def _deal(self, shape: int, division: Division, first: int) -> Division:

@@ -62,9 +62,9 @@ def best_fit_vectors(
         return []
     fill_of = fills.tolist()
     if (2 * sizes[fitting].min(axis=0) > limits).any():  # no two fit into a row
-        found = [Pattern(((n, 1),), int(counts[n]), fill_of[n], 1) for n in opening]
+        patterns = [Pattern(((n, 1),), int(counts[n]), fill_of[n], 1) for n in opening]
         counts[opening] = 0
-        return found
+        return patterns
     filler = _RowFiller(counts, np.flatnonzero(fitting)[::-1], sizes, limits)
     patterns = []
     for number in opening:
@@ -104,14 +104,15 @@ class _RowFiller:
         self._change_candidates()
 
     def _change_candidates(self) -> None:
-        place = self._long * (self._changes * GOLDEN % PARTS) // PARTS
+        offset = self._long * (self._changes * GOLDEN % PARTS) // PARTS
         for _ in range(PROBES):
-            self._number = self._order[self._begin + place]
+            self._number = self._order[self._begin + offset]
             self._available = self._counts[self._number]  # examples of each candidate
-            place = (place + (self._available == 0)) % self._long
+            offset = (offset + (self._available == 0)) % self._long
         self._lengths = self._sizes[self._number].T.astype(float)
         self._share = self._lengths / self._limits[:, None]
-        self._place = {number: place for place, number in enumerate(self._number.tolist())}
+        numbers = self._number.tolist()
+        self._candidate_of = dict(zip(numbers, range(len(numbers)), strict=True))
         self._rows, self._changes = 0, self._changes + 1
 
     def fill_row(self, number: int) -> dict[int, int]:
@@ -122,9 +123,9 @@ class _RowFiller:
         full = 1 - rows / rows.max()
         weight = 1 / (1 + SLACK * full)
         available = self._available.copy()
-        if number in self._place:
-            available[self._place[number]] -= 1
-        places: list[int] = []
+        if number in self._candidate_of:
+            available[self._candidate_of[number]] -= 1
+        chosen: list[int] = []
         while True:
             fits = available > 0
             for lengths, free in zip(self._lengths, room, strict=True):
@@ -139,20 +140,20 @@ class _RowFiller:
                 aside += np.abs(self._share[a] * way[b] - self._share[b] * way[a])
             score = forth - aside * (2 / len(way))
             best = int(np.where(fits, score, -np.inf).argmax())
-            places.append(best)
+            chosen.append(best)
             available[best] -= 1
             room = room - self._lengths[:, best]
         for _ in range(EXCHANGES):
-            if not places or not self._exchange(places, available, room, full, weight):
+            if not chosen or not self._exchange(chosen, available, room, full, weight):
                 break
         row = {number: 1}
-        for size in self._number[places].tolist():
+        for size in self._number[chosen].tolist():
             row[size] = row.get(size, 0) + 1
         return row
 
-    def _exchange(self, places: Any, available: Any, room: Any, full: Any, weight: Any) -> bool:
-        """Exchanges one of `places` for the best candidate, if that leads closer to a full row."""
-        tried = list(dict.fromkeys(reversed(places)))[:TRIED]
+    def _exchange(self, chosen: Any, available: Any, room: Any, full: Any, weight: Any) -> bool:
+        """Exchanges one of `chosen` for the best candidate, if that leads closer to a full row."""
+        tried = list(dict.fromkeys(reversed(chosen)))[:TRIED]
         possible, before, after = available > 0, 0.0, np.zeros(1)
         for lengths, limit, *of_side in zip(
             self._lengths, self._limits, room, full, weight, strict=True
@@ -166,8 +167,8 @@ class _RowFiller:
         old, new = divmod(int(deviations.argmin()), deviations.shape[1])
         if not deviations[old, new] < before:
             return False
-        places.remove(tried[old])
-        places.append(new)
+        chosen.remove(tried[old])
+        chosen.append(new)
         available[tried[old]] += 1
         available[new] -= 1
         room += self._lengths[:, tried[old]] - self._lengths[:, new]
@@ -179,8 +180,8 @@ class _RowFiller:
             count = self._counts[number] = self._counts[number] - times * rows
             self._total = self._total - self._sizes[number] * (times * rows)
             self._used += count == 0
-            if number in self._place:
-                self._available[self._place[number]] = count
+            if number in self._candidate_of:
+                self._available[self._candidate_of[number]] = count
         self._rows += 1
         if 2 * self._used > len(self._order):
             self._group(self._order[self._counts[self._order] > 0])

@@ -7,10 +7,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from pipeline.planning.bucket import Bucket
 from pipeline.planning.layout import OrderRows, lay_out, ranges
+from pipeline.planning.options import Options
 from pipeline.planning.order import Purpose, permutation, random_bits, sort_by_group
-from pipeline.planning.packing import Packer
 from pipeline.planning.patterns import Packed, count_segments
 from pipeline.planning.pieces import Pieces
 
@@ -99,9 +98,7 @@ class PackedWindows(Protocol):
 
 
 class Windows:
-    """Pieces divided into windows of about `window` pieces, each packed separately.
-
-    `packer` packs the histogram of a window into rows of `buckets`.
+    """Pieces divided into windows of about `options.window` pieces, each packed separately.
 
     More pieces than one window holds are cut into runs: consecutive pieces, or files or large
     parts of files if those can be fetched one by one. Runs are sorted by the mean key of
@@ -129,17 +126,21 @@ class Windows:
     def __init__(
         self,
         pieces: Pieces,
-        packer: Packer,
-        buckets: Sequence[Bucket],
+        options: Options,
         *,
         key: int | None,
-        window: int,
+        used: Sequence[int] | None = None,
         files: tuple[np.ndarray, np.ndarray] | None = None,
     ):
-        """`files` has the number of each file, and how many pieces or examples are in it."""
-        self.pieces, self._packer, self._measure = pieces, packer, Measure.of(pieces)
-        self._edges, place, file_of_run = self._divide(window, files, key)
-        runs = np.split(place.argsort(kind="stable"), np.bincount(place).cumsum()[:-1])
+        """`used` is as for `Options.packer`.
+
+        `files` has the number of each file, and how many pieces or examples are in it.
+        """
+        self.pieces, self._measure, buckets = pieces, Measure.of(pieces), options.buckets
+        self._packer = options.packer(pieces.table, used=used)
+        self._edges, window_of_run, file_of_run = self._divide(options, files, key)
+        ends = np.bincount(window_of_run).cumsum()
+        runs = np.split(window_of_run.argsort(kind="stable"), ends[:-1])
         self._runs = [of_window for of_window in runs if len(of_window)]
         self.files: list[np.ndarray] | None = None
         if file_of_run is not None and len(self) > 1:
@@ -155,13 +156,13 @@ class Windows:
         self._surplus = np.zeros((len(self), len(buckets)), np.int64)
         self._packed: dict[int, Packed] = {}
 
-        def note(window: int, found: Measures) -> None:
-            self.rows[:, window], self.real[:, window] = found.rows, found.real
-            self.cuts[window] = found.cuts
-            np.maximum(most_in_row, found.most, out=most_in_row)
+        def note(window: int, measures: Measures) -> None:
+            self.rows[:, window], self.real[:, window] = measures.rows, measures.real
+            self.cuts[window] = measures.cuts
+            np.maximum(most_in_row, measures.most, out=most_in_row)
 
-        for window, found in enumerate(self._measure_all()):
-            note(window, found)
+        for window, measures in enumerate(self._measure_all()):
+            note(window, measures)
         # Of a single window, `pack` finds the surplus.
         for index, bucket in enumerate(buckets[:-1] if len(self) > 1 else ()):
             missing = int(self.rows[index].sum()) % bucket.rows
@@ -179,13 +180,13 @@ class Windows:
         return len(self._runs)
 
     def _divide(
-        self, window: int, files: tuple[np.ndarray, np.ndarray] | None, key: int | None
+        self, options: Options, files: tuple[np.ndarray, np.ndarray] | None, key: int | None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """The first piece of each run, and their end; the window of each run; and its file."""
         count = len(self.pieces)
-        if count <= window:
+        if count <= options.window:
             return np.array([0, count]), np.zeros(1, np.int64), None
-        edges, file_of_run, number = cut_runs(self.pieces, window, files)
+        edges, file_of_run, number = cut_runs(self.pieces, options.window, files)
         return edges, self._deal_runs(edges, number, key), file_of_run
 
     def _measure_all(self) -> Iterator[Measures]:
@@ -208,11 +209,11 @@ class Windows:
             sums[begin:end] = np.add.reduceat(keys, within, dtype=np.int64)
         strata = -(-runs // number)
         bits = random_bits(key, Purpose.WINDOWS, strata * number).reshape(strata, number)
-        place = np.empty(runs, np.int64)
-        place[np.argsort(sums / np.diff(edges), kind="stable")] = np.concatenate(
+        windows = np.empty(runs, np.int64)
+        windows[np.argsort(sums / np.diff(edges), kind="stable")] = np.concatenate(
             [permutation(of_stratum) for of_stratum in bits]
         )[:runs]
-        return place
+        return windows
 
     def keys(self, window: int) -> np.ndarray:
         """The keys of the pieces of a window."""

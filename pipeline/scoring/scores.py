@@ -31,12 +31,13 @@ from pipeline.errors import (
 from pipeline.fs.atomic import atomic_write, directory_lock, make_directory, remove_files
 from pipeline.history.progress import Progress
 from pipeline.history.step_files import StepFiles
-from pipeline.loading.collate import Positions
 from pipeline.loading.dynamic_context import DynamicContext
-from pipeline.loading.loader import Loader, OrderedOptions, load
+from pipeline.loading.from_options import OrderedOptions, load
+from pipeline.loading.loader import Loader
+from pipeline.loading.segments import Positions
 from pipeline.loading.sharding import batch_sharding, multiples
-from pipeline.loading.state import differences
 from pipeline.planning.bucket import Bucket
+from pipeline.planning.identity import differences
 from pipeline.planning.options import list_keywords
 from pipeline.planning.planned import PlannedBatch
 from pipeline.scoring.table import SEGMENTS, VALUE, Parts, open_table, write_table

@@ -9,9 +9,11 @@ from jax.sharding import Mesh, NamedSharding
 
 from pipeline.corpus.interface import AnyCorpus
 from pipeline.errors import InvalidValue, counted, name_some, require_one_of, require_type
-from pipeline.loading.batches import Batch, Batches
+from pipeline.fields.batch import Batch
+from pipeline.loading.batches import Batches
 from pipeline.loading.dynamic_context import DynamicContext
-from pipeline.loading.sharding import batch_sharding, field_specs, place, sharding_of
+from pipeline.loading.sharding import batch_sharding, sharding_of
+from pipeline.loading.transfer import field_specs, place
 from pipeline.planning.bucket import Bucket
 from pipeline.planning.options import BySide
 from pipeline.planning.pieces import Overflow

@@ -23,7 +23,7 @@ from jax.experimental import multihost_utils
 from jax.experimental.mesh_utils import create_hybrid_device_mesh
 
 from pipeline.errors import InvalidState, InvalidValue, UserError, describe
-from pipeline.loading.state import differences
+from pipeline.planning.identity import differences
 
 T = TypeVar("T")
 

@@ -19,6 +19,7 @@ from pipeline.errors import (
     require_whole,
     suggest_option,
 )
+from pipeline.fields.batch import FIELDS
 
 # What may have a value beside the positions of a side that a corpus names itself.
 OF = "inputs", "targets", "continuation", "example"
@@ -26,19 +27,7 @@ OF = "inputs", "targets", "continuation", "example"
 # The columns of examples that are not features.
 TOKENS, WEIGHTS = "tokens", "weights"
 
-# The field with the number of each example, which a batch has on request.
-EXAMPLE_ID = "example_id"
-
-# The field of a side with the columns where its segments begin, on request, after the side's name.
-OFFSETS = "_segment_offsets"
-
-# Names of fields of batches, which features may not have.
-FIELDS = (
-    *("inputs", "targets", "decoder_inputs", "loss_weights", EXAMPLE_ID),
-    *("inputs_segment_ids", "inputs_positions", "targets_segment_ids", "targets_positions"),
-    *("visible_until", "inputs_branch_ids", "inputs_columns", "targets_columns"),
-    *(f"inputs{OFFSETS}", f"targets{OFFSETS}"),
-)
+# Names that features may not have.
 RESERVED = (TOKENS, WEIGHTS, *FIELDS)
 
 # The dtype and shape of the hashes of keys.

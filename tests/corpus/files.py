@@ -14,13 +14,13 @@ from tests.loading.definition import require_same
 
 def contents(folder):
     """The names and bytes of all files in a local folder or in a bucket, but for locks."""
-    found, folder = {}, as_path(folder)
+    files, folder = {}, as_path(folder)
     for path in folder.iterdir() if folder.exists() else ():
         if path.is_dir():
-            found |= {f"{path.name}/{name}": each for name, each in contents(path).items()}
+            files |= {f"{path.name}/{name}": content for name, content in contents(path).items()}
         elif path.name != ".lock":
-            found[path.name] = path.read_bytes()
-    return found
+            files[path.name] = path.read_bytes()
+    return files
 
 
 def wait_for(condition, seconds=60):
@@ -87,10 +87,10 @@ def weights_of(corpus):
 def split_at(ids, mark, *, ends):
     """Documents that each end, or begin, with a mark."""
     documents = [[]]
-    for each in ids:
-        if each == mark and not ends and documents[-1]:
+    for id_ in ids:
+        if id_ == mark and not ends and documents[-1]:
             documents.append([])
-        documents[-1].append(each)
-        if each == mark and ends:
+        documents[-1].append(id_)
+        if id_ == mark and ends:
             documents.append([])
     return documents if documents[-1] else documents[:-1]

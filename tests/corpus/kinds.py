@@ -59,7 +59,7 @@ def make(kind, directory, sizes=SIZES):
     if kind in JOINED:
         shares = zip(JOINED[kind], (sizes[:30], sizes[30:]), strict=True)
         made = (make(one, directory / f"{n}", some) for n, (one, some) in enumerate(shares))
-        return Corpora({f"{number}": each for number, each in enumerate(made)})
+        return Corpora({f"{number}": corpus for number, corpus in enumerate(made)})
     ids, options = ids_of(sizes), {"progress": False, "num_workers": 0}
     if kind in FORMATS:
         directory.mkdir()
@@ -70,13 +70,13 @@ def make(kind, directory, sizes=SIZES):
         elif "features" in kind:
             Corpus.from_arrays(draw_columns(sizes), directory, features=FEATURES, vocab_size=99)
         else:
-            weights = {"weights": [each / 7 for each in ids]} if "weighted" in kind else {}
+            weights = {"weights": [row / 7 for row in ids]} if "weighted" in kind else {}
             Corpus.from_arrays({"tokens": ids, **weights}, directory, vocab_size=99)
         cache = directory.with_name(f"cache of {directory.name}")
         return Corpus.open(directory, cache=cache if "cached" in kind else None)
     if kind == "pairs":
         return Pairs.from_arrays(ids, ids[::-1], directory, vocab_size=99)
-    texts = Records(["".join(chr(each + 31) for each in some) for some in ids])
+    texts = Records(["".join(chr(id_ + 31) for id_ in some) for some in ids])
     if kind == "middle":
         corpus = pipeline.prepare(texts, Bytes(), directory, **options)
         return FillInTheMiddle(corpus, 0.6, mode="spm", loss="middle")
@@ -101,7 +101,7 @@ def in_place(kind, directory, examples, task=CAUSAL):
     if kind in ("megatron", "flat"):
         for number, mine in enumerate((examples[:15], examples[15:])):
             if kind == "megatron":
-                write_megatron(directory / f"{number}", [[each] for each in mine])
+                write_megatron(directory / f"{number}", [[document] for document in mine])
             else:
                 write_flat(directory / f"{number}.npy", mine)
         if kind == "flat":
@@ -110,7 +110,7 @@ def in_place(kind, directory, examples, task=CAUSAL):
     item = {"arrow": pa.int32(), "stream": pa.int64(), "lz4": pa.int32(), "uint16": pa.uint16()}
     held = pa.large_list(item[kind]) if kind == "lz4" else pa.list_(item.get(kind, pa.int64()))
     for number, mine in enumerate((examples[:15], examples[15:])):
-        ids = pa.array([each.tolist() for each in mine], held)
+        ids = pa.array([row.tolist() for row in mine], held)
         table = pa.table({"other": ["x"] * len(mine), "input_ids": ids})
         write_table(directory / f"{number}.{kind}", table, rows=4)
     return InPlace.arrow(str(directory / f"*.{kind}"), **options)
@@ -141,8 +141,8 @@ def require_pieces(corpus, planned, batch):
         for which, (_, example, *_), end, epoch in zip(
             whiches, segments, ends, planned.epoch_of_segments, strict=True
         ):
-            own = [*corpora[which].sides.values()][number]
-            wholes.append(own.read([example - first[which]], [0], [end], epoch=epoch))
+            side_of_corpus = [*corpora[which].sides.values()][number]
+            wholes.append(side_of_corpus.read([example - first[which]], [0], [end], epoch=epoch))
         learns = number == len(planned.bucket.names) - 1
         for name in {*wholes[0]} | ({"loss_weights"} if learns else set()):
             ones = (np.ones(end, np.float32) for end in ends)

@@ -71,10 +71,10 @@ def cached(corpus, directory, share=0.25):
 
 
 def used(directory):
-    (place,) = directory.iterdir()
-    with (place / ".lock").open("wb") as lock:
+    (folder,) = directory.iterdir()
+    with (folder / ".lock").open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return sum(path.stat().st_size for path in place.glob("*part-*"))
+        return sum(path.stat().st_size for path in folder.glob("*part-*"))
 
 
 def parts_in(directory):
@@ -108,8 +108,8 @@ def test_batches_of_three_epochs_are_those_of_the_corpus_within_the_room(corpus,
 def test_the_part_that_is_not_needed_for_longest_makes_way(corpus, tmp_path):
     _, cache = cached(corpus, tmp_path, 0.5)
     order = np.random.default_rng(3).permutation(len(corpus.files))
-    demand = [[each] for each in order]
-    cache.follow(lambda: Needs.of([np.array(each) for each in demand]))
+    demand = [[part] for part in order]
+    cache.follow(lambda: Needs.of([np.array(numbers) for numbers in demand]))
     wait_for(lambda: used(tmp_path) > 0.45 * size_of(corpus))
     time.sleep(0.5)
     here = parts_in(tmp_path)
@@ -145,17 +145,17 @@ def follow(cache):
 
 @pytest.mark.parametrize("at_its_source", [False, True])
 def test_a_damaged_part_is_noticed_when_it_is_first_mapped(corpus, at_its_source, tmp_path, caplog):
-    place, name = tmp_path / "corpus", "part-000000-00003.arrow"
-    shutil.copytree(corpus.directory, place)
-    mine = Corpus.open(place, cache=tmp_path / "cache")
-    cache, content = mine.caches[0][0], (place / name).read_bytes()
-    at = place if at_its_source else cache.directory
+    source, name = tmp_path / "corpus", "part-000000-00003.arrow"
+    shutil.copytree(corpus.directory, source)
+    mine = Corpus.open(source, cache=tmp_path / "cache")
+    cache, content = mine.caches[0][0], (source / name).read_bytes()
+    at = source if at_its_source else cache.directory
     (at / name).write_bytes(content)
     flip(at / name, len(content) // 2)  # of a token
     follow(cache)
     wait_for((cache.directory / name).exists)
     if at_its_source:
-        with pytest.raises(ValueError, match=f"damaged at {place}/{name}: its digest"):
+        with pytest.raises(ValueError, match=f"damaged at {source}/{name}: its digest"):
             read_all(mine, mine.lengths)
     else:
         require_same(read_all(mine, mine.lengths), read_all(corpus, corpus.lengths))
@@ -165,7 +165,7 @@ def test_a_damaged_part_is_noticed_when_it_is_first_mapped(corpus, at_its_source
 
 def test_corpora_and_mixtures_use_the_caches_of_all(corpus, tmp_path):
     both = {"a": corpus, "b": Corpus.from_arrays(examples(7, 1500), tmp_path / "second")}
-    mine = Corpora({name: cached(each, tmp_path / "c")[0] for name, each in both.items()})
+    mine = Corpora({name: cached(corpus, tmp_path / "c")[0] for name, corpus in both.items()})
     assert [first for _, first in mine.caches] == [0, len(corpus.files)]
     batches = Batches(mine, Plan(mine, BUCKETS, window=2 * WINDOW, weights={"a": 1, "b": 3}))
     require_same(batches[0], Batches(Corpora(both), batches.plan)[0])
@@ -178,9 +178,9 @@ def test_a_pickled_corpus_has_the_same_caches_which_share_the_room(corpus, tmp_p
     plain, cache = cached(corpus, tmp_path)
     mine = plain.with_features(values, features={"reward": Feature("targets")})
     again = pickle.loads(pickle.dumps(mine))
-    assert len({one.directory for each in (mine, again) for one, _ in each.caches}) == 2
-    for each in (mine, again):
-        assert -4 <= sum(one.max_bytes for one, _ in each.caches) - cache.max_bytes <= 0
+    assert len({one.directory for corpora in (mine, again) for one, _ in corpora.caches}) == 2
+    for corpora in (mine, again):
+        assert -4 <= sum(one.max_bytes for one, _ in corpora.caches) - cache.max_bytes <= 0
     assert again.read([9], [0], [1])["reward"].tolist() == [1]
     batches = Batches(again, Plan(again, BUCKETS, window=WINDOW))
     first = next(iter(pickle.loads(pickle.dumps(batches)).to_iter_dataset()))
@@ -197,7 +197,7 @@ def test_files_of_somebody_else_in_a_cache_stay_and_the_rest_is_fetched(corpus, 
         (cache.directory / OTHER).write_bytes(b"of another corpus")
         (cache.directory / ".part-000000-00001.arrow.fetching").write_bytes(b"of a killed process")
         order = [*range(cache.num_parts)]
-        cache.follow(lambda order=order: Needs.of([np.array([each]) for each in order]))
+        cache.follow(lambda order=order: Needs.of([np.array([part]) for part in order]))
         wait_for(lambda cache=cache, order=order: all(map(cache.has, order[:5])))
         order.reverse()
         wait_for(lambda cache=cache, order=order: all(map(cache.has, order[:5])))
@@ -244,16 +244,16 @@ def test_a_demand_that_always_fails_leaves_others_alone(corpus, tmp_path):
 
 def test_damaged_lengths_are_fetched_again_and_those_of_the_corpus_are_named(corpus, tmp_path):
     _, cache = cached(corpus, tmp_path / "cache", 2)
-    copy, there = cache.directory / "lengths.npy", tmp_path / "corpus"
+    copy, source = cache.directory / "lengths.npy", tmp_path / "corpus"
     whole = copy.read_bytes()
     copy.write_bytes(whole[:-8] + whole[-4:] + whole[-8:-4])  # with the same sum
     again, _ = cached(corpus, tmp_path / "cache", 2)
     np.testing.assert_array_equal(again.lengths, corpus.lengths)
-    shutil.copytree(corpus.directory, there)
-    whole = (there / "lengths.npy").read_bytes()
-    (there / "lengths.npy").write_bytes(whole[:-4] + b"abcd")
-    with pytest.raises(ValueError, match=f"damaged at {there}/lengths.npy: its digest differs"):
-        Corpus.open(there, cache=tmp_path / "other")
+    shutil.copytree(corpus.directory, source)
+    whole = (source / "lengths.npy").read_bytes()
+    (source / "lengths.npy").write_bytes(whole[:-4] + b"abcd")
+    with pytest.raises(ValueError, match=f"damaged at {source}/lengths.npy: its digest differs"):
+        Corpus.open(source, cache=tmp_path / "other")
 
 
 # ---- each host has a share of the parts
@@ -294,19 +294,19 @@ def test_processes_with_caches_of_their_own_fetch_their_shares(corpus, hosts, tm
     for step in range(plan.num_batches()):
         assert np.array_equal(np.concatenate([of[step] for of in ids]), whole[step]["inputs"])
     told = [json.loads((tmp_path / f"host{n}.json").read_text()) for n in range(hosts)]
-    assert {each["fingerprint"] for each in told} == {plan.fingerprint}
-    fetched = sum(each["fetched_bytes"] for each in told) / size_of(corpus)
+    assert {entry["fingerprint"] for entry in told} == {plan.fingerprint}
+    fetched = sum(entry["fetched_bytes"] for entry in told) / size_of(corpus)
     assert fetched <= 1.5
 
 
 def test_processes_that_share_a_directory_keep_what_the_others_need(corpus, tmp_path):
-    parts = np.arange(20).reshape(2, 2, 5)  # of each window and process
+    numbers = np.arange(20).reshape(2, 2, 5)  # of each window and process
     caches = [cached(corpus, tmp_path, 11 / len(corpus.files))[1] for _ in range(2)]
-    windows = [parts.reshape(2, -1)]
+    windows = [numbers.reshape(2, -1)]
     for process, cache in enumerate(caches):
         cache.follow(
             lambda process=process: Needs(
-                [of_window[process] for of_window in parts][-len(windows[-1]) :], windows[-1]
+                [of_window[process] for of_window in numbers][-len(windows[-1]) :], windows[-1]
             )
         )
     wait_for(lambda: all(caches[0].has(part) for part in range(10)))

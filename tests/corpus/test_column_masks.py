@@ -32,7 +32,7 @@ def test_labels_and_masks_are_never_ignored_and_become_weights(write):
     labels = [[-100, -100, 3, 4], [-100, 6], [], [7, -100, -100]]
     masks: dict = {"labels": labels}
     for name, kind in (("completion_mask", bool), ("assistant_masks", int), ("loss_mask", float)):
-        masks[name] = [[kind(each != -100) for each in row] for row in labels]
+        masks[name] = [[kind(label != -100) for label in row] for row in labels]
     for name, mask in masks.items():
         opened = write({"input_ids": IDS, name: mask})
         option = "labels" if name == "labels" else "weights"
@@ -140,11 +140,11 @@ def test_a_corpus_without_any_loss_says_so(write):
 
 def test_padding_is_dropped_and_packed_rows_are_divided(write):
     ids = [[0, 1, 2, 3, 4, 0], [5, 6, 0, 0, 0, 0], [0] * 6, [7, 8, 9, 7, 8, 9]]
-    padding = [[each > 0 for each in row] for row in ids]
-    values = [[[each, -each] for each in row] for row in ids]
+    padding = [[id_ > 0 for id_ in row] for row in ids]
+    values = [[[id_, -id_] for id_ in row] for row in ids]
     columns = {
         "input_ids": ids,
-        "labels": [[-100 if each % 2 else each for each in row] for row in ids],
+        "labels": [[-100 if id_ % 2 else id_ for id_ in row] for row in ids],
         "attention_mask": padding,
         "points": pa.array(values, pa.list_(pa.list_(pa.int32(), 2))),
         "reward": [1.0, 2.0, 3.0, 4.0],
@@ -159,9 +159,15 @@ def test_padding_is_dropped_and_packed_rows_are_divided(write):
     assert corpus[0]["points"].tolist() == [[1, -1], [2, -2], [3, -3]]
     packed = write({**columns, "seq_lengths": [[1, 3], [2], [], [3, 3]]})
     corpus = packed(labels="labels", features=features)
-    assert [each["points"][:, 0].tolist() for each in corpus] == [[], [2, 3], [5], [7, 8], [7, 8]]
+    assert [example["points"][:, 0].tolist() for example in corpus] == [
+        [],
+        [2, 3],
+        [5],
+        [7, 8],
+        [7, 8],
+    ]
     assert weights_of(corpus) == [[], [0, 1], [1], [1, 0], [1, 0]]
-    assert [float(each["reward"]) for each in corpus] == [1, 1, 2, 4, 4]
+    assert [float(example["reward"]) for example in corpus] == [1, 1, 2, 4, 4]
 
 
 def test_sequences_of_a_row_are_never_joined_silently(write):
@@ -226,14 +232,14 @@ def test_a_saved_data_set_with_indices_of_rows_that_it_keeps_is_refused(tmp_path
         {"_data_files": [{**file, "skip": 0, "take": -1}], "_inplace_history": []},
         {"_inplace_history": [{"transforms": []}]},
     )
-    parts = (
+    columns = (
         {"_indices_data_files": [{"filename": "indices.arrow"}]},
         {"_data_files": [{**file, "skip": 1, "take": 1}]},
         {"_data_files": [{**file, "skip": 0, "take": 1}]},
         {"_data_files": [{**file, "skip": 1}]},
         {"_inplace_history": [{"transforms": [["rename_column_", ["a", "input_ids"], {}]]}]},
     )
-    for more in (*whole, *parts):
+    for more in (*whole, *columns):
         (folder / "state.json").write_text(json.dumps({**state, **more}))
         for opened in (InPlace.arrow, sources.open_files, sources.ArrowFiles):
             for paths in (folder, folder / "*.arrow"):

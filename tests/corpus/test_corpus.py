@@ -69,9 +69,9 @@ def test_parts_do_not_depend_on_how_examples_arrive(counts):
     def stream():
         """One by one, each in the same memory as the one before."""
         held = np.zeros(60, np.int32)
-        for each in examples:
-            held[: len(each)] = each
-            yield held[: len(each)]
+        for example in examples:
+            held[: len(example)] = example
+            yield held[: len(example)]
 
     sides = {"inputs": {"value": Feature("inputs", dtype=np.int32)}}
     columns = ({"tokens": examples, "value": examples}, {"tokens": stream(), "value": stream()})
@@ -126,7 +126,7 @@ def test_few_parts_are_mapped_at_a_time_and_none_holds_its_file_open(directory, 
     assert len(os.listdir("/dev/fd")) <= before + 2
     every = np.arange(30)
     read = corpus.read(every, 0 * every, corpus.lengths)["targets"]
-    assert read.tolist() == np.concatenate([each[1:] for each in EXAMPLES]).tolist()
+    assert read.tolist() == np.concatenate([example[1:] for example in EXAMPLES]).tolist()
 
 
 def test_nothing_is_read_beyond_a_map(tmp_path, monkeypatch):
@@ -178,8 +178,8 @@ def test_the_fingerprint_depends_on_content_alone(directory, tmp_path):
     assert other.fingerprint != corpus.fingerprint
     changed = {name for name in other.identity if other.identity[name] != corpus.identity[name]}
     assert changed == {"tokens"}
-    given = ({"tokens": EXAMPLES, "weights": [[w] * count for count in COUNTS]} for w in (0.5, 1))
-    one, two = (Corpus.from_arrays(each, tmp_path / f"{n}") for n, each in enumerate(given))
+    columns = ({"tokens": EXAMPLES, "weights": [[w] * count for count in COUNTS]} for w in (0.5, 1))
+    one, two = (Corpus.from_arrays(column, tmp_path / f"{n}") for n, column in enumerate(columns))
     assert one.fingerprint != two.fingerprint
 
 

@@ -66,8 +66,8 @@ def draw(seed, examples=12, images=4, most=6):
 
 def examples_of(columns, features):
     names = ("tokens", "weights", *features)
-    given = {name: columns[name] for name in names if name in columns}
-    return Examples(given, features=features)
+    chosen = {name: columns[name] for name in names if name in columns}
+    return Examples(chosen, features=features)
 
 
 def stored(columns):
@@ -99,7 +99,7 @@ def test_batches_are_those_of_stored_arrays(seed):
 def test_splits_mixtures_and_pickled_copies_decode_alike():
     columns, others = draw(0, 40), draw(1, 20)
     of = {name: examples_of(each, STORED) for name, each in (("a", columns), ("b", others))}
-    views = {name: Decoded(each, decode, features=MADE) for name, each in of.items()}
+    views = {name: Decoded(corpus, decode, features=MADE) for name, corpus in of.items()}
     arrays = {"a": stored(columns), "b": stored(others)}
     text = {"c": Examples([[5, 6, 7]] * 4)}
     for made, expected in (
@@ -115,8 +115,8 @@ def test_splits_mixtures_and_pickled_copies_decode_alike():
 
 def test_a_run_is_planned_again_without_the_function(tmp_path):
     columns = draw(4)
-    given = {name: columns[name] for name in ("tokens", *STORED)}
-    corpus = Corpus.from_arrays(given, tmp_path / "corpus", features=STORED)
+    chosen = {name: columns[name] for name in ("tokens", *STORED)}
+    corpus = Corpus.from_arrays(chosen, tmp_path / "corpus", features=STORED)
     view = Decoded(corpus, decode, features=MADE)
     plan = plan_of(view)
     write_history(tmp_path, view, plan)
@@ -155,8 +155,8 @@ OTHER = "example 0 decodes to 3 values of"
 def test_a_file_with_other_values_than_its_header_said_names_the_example(change, function, message):
     columns = {"tokens": [[1, 2]], "patch": [[-1, -1]], "patch_image": [[0, 0, 1]]}
     columns |= {"file_bytes": [[2, 1]], "files": [[7, 8, 9]], **change}
-    place = {"place": MADE["place"]} if "place" in change else {}
-    view = Decoded(examples_of(columns, STORED | place), function, features=MADE)
+    features = {"place": MADE["place"]} if "place" in change else {}
+    view = Decoded(examples_of(columns, STORED | features), function, features=MADE)
     with pytest.raises(ValueError, match=message):
         view[0]
 
@@ -189,16 +189,16 @@ RNG = np.random.default_rng(0)
 
 @given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 16), st.integers(1, 50))
 def test_the_grid_is_the_largest_that_keeps_the_aspect_ratio(height, width, patch, most):
-    found = patch_grid(np.zeros((height, width, 3), np.uint8), patch, most)
-    assert math.prod(found) <= most
+    grid = patch_grid(np.zeros((height, width, 3), np.uint8), patch, most)
+    assert math.prod(grid) <= most
     scales = {Fraction(1)}  # at which a row or a column is full
     for size in (height, width):
         scales |= {Fraction(count * patch, size) for count in range(1, size // patch + 1)}
     grids = [[math.ceil(scale * size / patch) for size in (height, width)] for scale in scales]
     if fitting := [grid for grid in grids if math.prod(grid) <= most]:
-        assert [*found] == max(fitting, key=math.prod)
+        assert [*grid] == max(fitting, key=math.prod)
     else:
-        assert 1 in found  # a strip
+        assert 1 in grid  # a strip
 
 
 def test_whole_patches_are_the_pixels_themselves():

@@ -26,7 +26,7 @@ def source(tmp_path):
 
 
 # An engine that runs each task twice, the last one first.
-TWICE = SimpleNamespace(run=lambda do, tasks: (do(each) for each in [*tasks, *tasks][::-1]))
+TWICE = SimpleNamespace(run=lambda do, tasks: (do(task) for task in [*tasks, *tasks][::-1]))
 
 
 def many_ways(kind, source, directory, engine):
@@ -68,21 +68,21 @@ def test_shares_are_done_in_any_order_and_found_when_the_corpus_is_finished(
 def test_work_that_is_late_does_no_harm_to_a_corpus_that_others_have_finished(
     make, source, tmp_path
 ):
-    place, job = tmp_path / "corpus", Job(source, Bytes())
+    directory, job = tmp_path / "corpus", Job(source, Bytes())
     prepare_job(job, tmp_path / "whole", progress=False)
 
     def run(function, tasks):
         *first, last = tasks
         yield from map(function, first)
         # A copy takes the place of the corpus, as another process that had no lock would make it.
-        shutil.rmtree(place)
-        shutil.copytree(tmp_path / "whole", place)
+        shutil.rmtree(directory)
+        shutil.copytree(tmp_path / "whole", directory)
         yield function(last)
 
     more = ((0, 1),) if make is prepare_share else ()
-    make(job, place, *more, engine=SimpleNamespace(run=run), progress=False)
-    assert contents(place) == contents(tmp_path / "whole")
-    assert not (place / "shards").exists()
+    make(job, directory, *more, engine=SimpleNamespace(run=run), progress=False)
+    assert contents(directory) == contents(tmp_path / "whole")
+    assert not (directory / "shards").exists()
 
 
 class Choosy(Bytes):

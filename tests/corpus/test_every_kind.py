@@ -48,19 +48,19 @@ def test_a_piece_is_that_of_the_whole_example_whatever_else_is_read(whole, picks
     for side, lengths in zip(
         whole.sides.values(), columns_of(whole).T.astype(int).tolist(), strict=True
     ):
-        found = []
-        for each, at, share, more in picks:
-            example = each % len(whole)
+        drawn = []
+        for number, at, share, more in picks:
+            example = number % len(whole)
             start = int(at * lengths[example])
             size = int(share * (lengths[example] - start))
-            found.append((example, start, size, size and size + more))
-        pieces = np.array(found, int).reshape(-1, 4).T
+            drawn.append((example, start, size, size and size + more))
+        pieces = np.array(drawn, int).reshape(-1, 4).T
         # Pieces of joined corpora may be of several epochs.
         several = isinstance(whole, Corpora)
         epochs = [epoch + number % 2 * several for number in range(len(picks))]
         wholes = [
-            side.read([each], [0], [lengths[each]], epoch=now)
-            for each, now in zip(pieces[0], epochs, strict=True)
+            side.read([example], [0], [lengths[example]], epoch=now)
+            for example, now in zip(pieces[0], epochs, strict=True)
         ]
         require_read(side, *pieces, wholes, epoch=epochs if several else epoch)
 
@@ -92,10 +92,12 @@ def test_several_corpora_have_sums_that_all_of_them_know_and_begin_with_the_firs
     one, other, mapped = (
         make(kind, tmp_path / kind, SIZES[:30]) for kind in ("arrays", "weighted", "npy")
     )
-    known = Corpora({"one": one, "other": other})
-    assert known.num_learnt == one.num_learnt + other.num_learnt > 0
-    assert Corpora({**known.corpora, "mapped": mapped}).begin(60).fingerprint == known.fingerprint
-    assert known.begin(30).fingerprint == Corpora({"one": one}).fingerprint == one.fingerprint
+    corpora = Corpora({"one": one, "other": other})
+    assert corpora.num_learnt == one.num_learnt + other.num_learnt > 0
+    assert (
+        Corpora({**corpora.corpora, "mapped": mapped}).begin(60).fingerprint == corpora.fingerprint
+    )
+    assert corpora.begin(30).fingerprint == Corpora({"one": one}).fingerprint == one.fingerprint
     both = Corpora({"one": one, "mapped": mapped})
     assert mapped.num_learnt is both.num_learnt is both.files is None
     text = make("masked", tmp_path / "text").corpus
@@ -119,7 +121,7 @@ def numbers_of(view):
     if isinstance(view, Corpora):
         firsts = np.cumsum([0, *(len(each.corpus) for each in view.members)])
         pairs = zip(view.members, firsts.tolist(), strict=False)
-        return np.concatenate([each.numbers + first for each, first in pairs])
+        return np.concatenate([part.numbers + first for part, first in pairs])
     return view.numbers
 
 
@@ -136,8 +138,8 @@ def test_each_example_is_in_one_of_both_with_its_tokens(whole, share):
         assert view.num_tokens == view.lengths.sum()
         assert view.vocab_size == whole.vocab_size
         if whole.files is not None:  # also those of which the view has no example
-            parts = np.repeat(range(len(whole.files)), whole.files)[numbers]
-            assert view.files.tolist() == np.bincount(parts, minlength=len(whole.files)).tolist()
+            files = np.repeat(range(len(whole.files)), whole.files)[numbers]
+            assert view.files.tolist() == np.bincount(files, minlength=len(whole.files)).tolist()
         for at, number in enumerate(numbers[:5].tolist()):
             for mine, theirs, size in zip(
                 view.sides.values(), whole.sides.values(), columns_of(view)[at], strict=True
@@ -192,7 +194,7 @@ def test_a_run_on_splits_of_text_and_of_sides_is_planned_again(tmp_path):
         plan = Plan(
             view, [Bucket(2, {"inputs": 8, "patches": 9})], cost={"inputs": 1, "patches": 1}
         )
-        place = epath.Path(tmp_path / str(number))
-        write_history(place, view, plan)
-        corpus, again = read_history(place)
+        directory = epath.Path(tmp_path / str(number))
+        write_history(directory, view, plan)
+        corpus, again = read_history(directory)
         assert (corpus.fingerprint, again.fingerprint) == (view.fingerprint, plan.fingerprint)

@@ -22,12 +22,14 @@ SMALL = {"TOKENS_PER_PART": 30}
 def test_features_that_do_not_match_their_corpus_are_not_added_or_opened(tmp_path):
     one, other = (Corpus.from_arrays([[1, 2], [3, id_]], tmp_path / f"{id_}") for id_ in (4, 5))
     a, ab = ({name: Feature("example")} for name in ("a", "ab"))
+    both = {"a": [1, 2], "ab": [3, 4]}
     added = one.with_features({"ab": [1, 2]}, features=ab)
     shutil.copytree(one.directory / "features", other.directory / "features")
     for act, sentence in (
         (lambda: one.with_features({"a": [1]}, features=a), "have 1 entries, but the corpus has"),
         (lambda: one.with_features({"a": [1] * 3}, features=a), "have more than 2 entries, one"),
         (lambda: added.with_features({"ab": [1, 2]}, features=ab), "a feature 'ab' already; use"),
+        (lambda: one.with_features(both, features=a | ab), "has a feature 'ab' already; open the"),
         (lambda: Corpus.open(one.directory, features=["a"]), "no features were added .* as 'a'"),
         (lambda: Corpus.open(other.directory, features=["ab"]), "it is of another corpus"),
     ):
@@ -41,19 +43,19 @@ def test_features_are_stored_or_added_to_a_finished_corpus(tmp_path, way):
     assert Corpus.from_arrays(columns, stored, features=FEATURES).fingerprint == made.fingerprint
     base = {name: columns[name] for name in ("tokens", "weights", "logprob")}
     plain = Corpus.from_arrays(base, tmp_path, features={"logprob": FEATURES["logprob"]})
-    added = {name: each for name, each in FEATURES.items() if name != "logprob"}
+    added = {name: feature for name, feature in FEATURES.items() if name != "logprob"}
     values = {name: columns[name] for name in added}
-    corpus = plain.with_features({n: iter(each) for n, each in values.items()}, features=added)
+    corpus = plain.with_features({n: iter(column) for n, column in values.items()}, features=added)
     assert corpus.fingerprint != plain.fingerprint
     assert Corpus.open(tmp_path).fingerprint == plain.fingerprint
     opened = Corpus.open(tmp_path, features=added, **way)
     assert opened.fingerprint == corpus.fingerprint
     examples = Examples(columns, features=FEATURES)
     require_equal(pickle.loads(pickle.dumps(examples)), examples)
-    for each in (Corpus.open(stored, **way), corpus, opened, pickle.loads(pickle.dumps(opened))):
-        require_equal(each, examples)
-        assert each.features == examples.features
-        each.verify()
+    for whole in (Corpus.open(stored, **way), corpus, opened, pickle.loads(pickle.dumps(opened))):
+        require_equal(whole, examples)
+        assert whole.features == examples.features
+        whole.verify()
     assert plain.with_features(values, features=added).fingerprint == corpus.fingerprint
     values["reward"] = [*values["reward"][:-1], 7.0]
     with pytest.raises(ValueError, match="holds other values of"):
@@ -70,7 +72,7 @@ def test_features_of_columns_in_place(tmp_path):
     columns = draw_columns([5, 3, 8, 2])
     for name in ("weights", "half", "offsets"):
         del columns[name]
-    wanted = {name: each for name, each in FEATURES.items() if name in columns}
+    wanted = {name: feature for name, feature in FEATURES.items() if name in columns}
     due = Examples(columns, features=wanted)
 
     def nested(values, kind):
@@ -83,8 +85,8 @@ def test_features_of_columns_in_place(tmp_path):
     table = pa.table(stored | {"reward": columns["reward"]})
     feather.write_feather(table, str(tmp_path / "a.arrow"), compression="uncompressed")
     corpus = InPlace.arrow(tmp_path / "a.arrow", column="ids", features=wanted)
-    for each in (corpus, pickle.loads(pickle.dumps(corpus))):
-        require_equal(each, due)
+    for copy in (corpus, pickle.loads(pickle.dumps(corpus))):
+        require_equal(copy, due)
     narrow = {"routing": Feature("inputs", dtype="int8", shape=6)}
     with pytest.raises(ValueError, match=r"routing of .* holds \d+; int8 holds -128 to 127"):
         InPlace.arrow(tmp_path / "a.arrow", column="ids", features=narrow)[2]
@@ -103,7 +105,7 @@ def test_records_and_templates_give_features(tmp_path):
     corpus.verify()
     # Begin mark, Q, ab, x, end mark.
     assert corpus[1]["turn"].tolist() == [1, 2, 2, 2, 2]
-    assert [float(each) for each in corpus.read_examples([3, 19])["reward"]] == [1.5, 9.5]
+    assert [float(reward) for reward in corpus.read_examples([3, 19])["reward"]] == [1.5, 9.5]
     with pytest.raises(ValueError, match="another features"):
         pipeline.prepare(*source, template=template)
     with pytest.raises(ValueError, match="record 0: age is no field of it"):
@@ -123,7 +125,7 @@ def test_what_is_joined_are_corpora_that_agree_on_features_or_have_a_fill():
     def more(**features):
         """Another corpus with these features, and that of the first one."""
         features = {**plain.features, **features}
-        columns = {"tokens": [[1, 2]], **{each: [1.0] for each in features}}
+        columns = {"tokens": [[1, 2]], **{name: [1.0] for name in features}}
         return Examples(columns, features=features)
 
     turn, reward = Feature("example"), Feature("example", dtype="float16")

@@ -59,11 +59,13 @@ def test_documents_and_masks_are_those_of_the_programs_own_reader(of, monkeypatc
     corpus.verify()
     if masked:
         weighted = open_golden(of, monkeypatch, task=INPUTS, **masked)
-        assert [each["loss_weights"].tolist() for each in weighted] == masks
+        assert [example["loss_weights"].tolist() for example in weighted] == masks
         assert weighted.num_learnt == sum(map(sum, masks))
         assert weighted.silent.tolist() == [at for at, mask in enumerate(masks) if not any(mask)]
         causal = open_golden(of, monkeypatch, **masked)
-        assert [each["loss_weights"].tolist() for each in causal] == [mask[1:] for mask in masks]
+        assert [example["loss_weights"].tolist() for example in causal] == [
+            mask[1:] for mask in masks
+        ]
         with pytest.raises(ValueError, match=r"on which tokens to train; give (weights|labels)="):
             open_golden(of, monkeypatch)
 
@@ -83,10 +85,10 @@ def test_the_files_of_a_corpus_are_those_that_were_given_and_not_their_local_cop
     form, options, masked = OPENED[of]
     monkeypatch.chdir(GOLDEN / of[0])
     none = {"weights": ()} if masked or of == ("arrow", "splits") else {}
-    found = registry.find("tokens", form).make(PATHS.get(of[1], of[1]), **options, **none)
+    opened = registry.find("tokens", form).make(PATHS.get(of[1], of[1]), **options, **none)
     assert copies
-    assert found.files
-    assert all(GOLDEN in path.resolve().parents for path in found.files)
+    assert opened.files
+    assert all(GOLDEN in path.resolve().parents for path in opened.files)
 
 
 def test_formats_are_told_by_the_files(tmp_path):

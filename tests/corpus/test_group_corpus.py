@@ -60,12 +60,12 @@ def test_truncated_groups_lose_the_ends_of_their_longest_continuations(shapes, l
     ]
     corpus = Examples.from_groups(groups).truncate(limit)
     for (prefix, sizes), cut in zip(shapes, corpus, strict=True):
-        kept = [*sizes]
-        while prefix - 1 + sum(kept) > limit:  # the last of the longest loses its end
-            kept[len(kept) - 1 - kept[::-1].index(max(kept))] -= 1
+        rest = [*sizes]
+        while prefix - 1 + sum(rest) > limit:  # the last of the longest loses its end
+            rest[len(rest) - 1 - rest[::-1].index(max(rest))] -= 1
         due = [
             [0] * (prefix - 1),
-            *([*range(10 * n + 1, 10 * n + k + 1)] for n, k in enumerate(kept)),
+            *([*range(10 * n + 1, 10 * n + k + 1)] for n, k in enumerate(rest)),
         ]
         assert cut["targets"].tolist() == [token for part in due for token in part]
 
@@ -94,7 +94,7 @@ def test_groups_that_truncation_makes_alike_are_left_out_and_counted(caplog):
     assert "stay, though cut to 16 columns some of their continuations are the same" in caplog.text
     assert "even with one token" not in caplog.text
     with load(corpus, buckets=[Bucket(1, 16)], overflow="truncate", num_epochs=1) as loader:
-        assert sum(int(each["inputs_branch_ids"].max() > 0) for each in loader) == 5
+        assert sum(int(batch["inputs_branch_ids"].max() > 0) for batch in loader) == 5
     caplog.clear()
     assert (corpus.truncate(48).lengths > 0).all()
     (line,) = (record.getMessage() for record in caplog.records)
@@ -107,7 +107,7 @@ def test_groups_that_truncation_makes_alike_are_left_out_and_counted(caplog):
 
 
 def test_groups_that_are_alike_or_partly_so_are_those_of_the_definition(caplog):
-    rng, found = np.random.default_rng(3), [0, 0]
+    rng, totals = np.random.default_rng(3), [0, 0]
 
     def draw():
         middle = [5] * rng.integers(1, 9)
@@ -124,25 +124,25 @@ def test_groups_that_are_alike_or_partly_so_are_those_of_the_definition(caplog):
             room = most - columns + sum(map(len, sides))
             if columns <= most or room < len(sides):
                 continue
-            stay = max(n for n in range(1, 99) if sum(min(len(each), n) for each in sides) <= room)
-            heads = {tuple(each[:stay]) for each in sides}
+            stay = max(n for n in range(1, 99) if sum(min(len(side), n) for side in sides) <= room)
+            heads = {tuple(side[:stay]) for side in sides}
             if len(heads) < len({*map(tuple, sides)}):
                 due[len(heads) > 1] += 1
         caplog.clear()
         corpus.truncate(most)
         words = ("are left out: cut", "stay, though cut")
         counts = [re.findall(rf"(\d+) of 9 groups {each}", caplog.text) for each in words]
-        assert [sum(map(int, each)) for each in counts] == due
-        found = [a + b for a, b in zip(found, due, strict=True)]
-    assert min(found) > 20
+        assert [sum(map(int, numbers)) for numbers in counts] == due
+        totals = [a + b for a, b in zip(totals, due, strict=True)]
+    assert min(totals) > 20
 
 
 def test_load_cuts_groups_and_documents_to_the_longest_bucket():
     groups = Examples.from_groups([([1, 2], [[3] * 30, [4] * 9])] * 3)
     corpus = Corpora({"groups": groups, "text": Examples([[*range(40)]] * 5)})
     train = corpus.split(0.4)[0]
-    for each in (corpus, train):
-        with load(each, buckets=[Bucket(2, 24)], overflow="truncate", num_epochs=1) as loader:
+    for whole in (corpus, train):
+        with load(whole, buckets=[Bucket(2, 24)], overflow="truncate", num_epochs=1) as loader:
             batches = [{name: np.asarray(v) for name, v in batch.items()} for batch in loader]
         ends = [batch["visible_until"].max(axis=1) for batch in batches]
         assert {24} == {int(end) for end in np.concatenate(ends) if end}
@@ -176,8 +176,8 @@ def test_groups_whose_prefix_fills_the_row_are_left_out_and_counted(caplog, advi
 
 
 def test_features_of_continuations_are_added_to_a_finished_corpus(tmp_path):
-    given = {"tokens": GROUPS, "reward": [[1, 2], [3, 4, 5], [6]]}
-    corpus = Corpus.from_groups(given, tmp_path, features=REWARD)
+    groups = {"tokens": GROUPS, "reward": [[1, 2], [3, 4, 5], [6]]}
+    corpus = Corpus.from_groups(groups, tmp_path, features=REWARD)
     columns = {"reference": [[-1.0, -2], [-3, -4, -5], [-6]], "kind": [7, 8, 9]}
     features = {"reference": Feature("continuation"), "kind": Feature("example")}
     more = corpus.with_features(columns, features=features)
@@ -186,10 +186,10 @@ def test_features_of_continuations_are_added_to_a_finished_corpus(tmp_path):
     assert cut.fingerprint == more.truncate(5).fingerprint
     opened = Corpus.open(tmp_path, features=["kind", "reference"])
     assert opened.fingerprint == more.fingerprint
-    for each in (more, opened, pickle.loads(pickle.dumps(more))):
-        assert [example["reference"].tolist() for example in each] == columns["reference"]
-        assert [example["reward"].tolist() for example in each] == [[1, 2], [3, 4, 5], [6]]
-        assert [int(example["kind"]) for example in each] == [7, 8, 9]
+    for copy in (more, opened, pickle.loads(pickle.dumps(more))):
+        assert [example["reference"].tolist() for example in copy] == columns["reference"]
+        assert [example["reward"].tolist() for example in copy] == [[1, 2], [3, 4, 5], [6]]
+        assert [int(example["kind"]) for example in copy] == [7, 8, 9]
     assert more.read_examples([2, 0, 2], ["reward"])["reward"].tolist() == [6, 1, 2, 6]
     few = {"few": Feature("continuation")}
     with pytest.raises(ValueError, match=r"few of group 0 is \(1,\); for a group of 2 con"):
@@ -239,9 +239,9 @@ def test_a_run_on_documents_goes_on_with_groups():
     assert sorted(np.concatenate(seen).tolist()) == [*range(50)]
     for step in range(later.num_batches()):
         planned, batch = later.batch(step), batches[step]
-        own = both.trees[planned.segments[:, 1], 1]
+        continuations = both.trees[planned.segments[:, 1], 1]
         ids = [batch["inputs_branch_ids"][row].max() for row in range(2)]
-        assert ids == [own[planned.segments[:, 0] == row].sum() for row in range(2)]
+        assert ids == [continuations[planned.segments[:, 0] == row].sum() for row in range(2)]
     assert later.most_continuations()[Bucket(2, 16)] >= max(map(max, [ids]))
 
 
@@ -289,10 +289,10 @@ def test_it_is_the_corpus_of_its_groups(tmp_path, monkeypatch):
         monkeypatch.setattr(source, name, size)
     records = make_records(60)
     features = {"margin": Feature("example", dtype="float32"), **LENGTHS}
-    place = Records(records), Bytes(), tmp_path / "a"
+    arguments = Records(records), Bytes(), tmp_path / "a"
     options = {"template": TEMPLATE, "features": features}
-    prepare_share(Job(*place[:2], **options), tmp_path / "a", (0, 2))
-    corpus = prepare(*place, **options)
+    prepare_share(Job(*arguments[:2], **options), tmp_path / "a", (0, 2))
+    corpus = prepare(*arguments, **options)
     assert isinstance(corpus, Groups)
     columns = {"tokens": [*map(group, records)], "weights": [group(r, True) for r in records]}
     columns |= {name: [record[name] for record in records] for name in features}
@@ -301,7 +301,7 @@ def test_it_is_the_corpus_of_its_groups(tmp_path, monkeypatch):
     np.testing.assert_array_equal(corpus.trees, expected.trees)
     assert corpus.tokenizer.fingerprint == Bytes().fingerprint
     assert corpus.num_learnt == sum(len(r["good"]) + len(r["bad"]) + 2 for r in records)
-    assert prepare(*place, **options).fingerprint == corpus.fingerprint
+    assert prepare(*arguments, **options).fingerprint == corpus.fingerprint
     assert pipeline.Corpus.open(tmp_path / "a").fingerprint == corpus.fingerprint
 
 
@@ -319,8 +319,8 @@ def test_records_without_a_preference_are_counted_and_left_out(tmp_path, caplog)
     assert np.flatnonzero(corpus.lengths == 0).tolist() == [3, 20]
     del records[20], records[3]
     whole = prepare(Records(records), Bytes(), tmp_path / "c", template=TEMPLATE)
-    assert [each["inputs"].tolist() for each in corpus if len(each["inputs"])] == [
-        each["inputs"].tolist() for each in whole
+    assert [example["inputs"].tolist() for example in corpus if len(example["inputs"])] == [
+        example["inputs"].tolist() for example in whole
     ]
 
 

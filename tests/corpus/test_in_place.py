@@ -17,16 +17,16 @@ from tests.text.record_files import write_table
 @pytest.mark.parametrize("task", [CAUSAL, INPUTS], ids=["causal", "inputs"])
 def test_marks_that_files_lack_are_read_as_if_they_were_there(marks, task, tmp_path):
     begin, end = ([] if mark is None else [mark] for mark in marks)
-    plain = [each.tolist() for each in ids_of(SIZES)]
-    weights = [[float(each % 2) for each in row] for row in plain]
+    plain = [ids.tolist() for ids in ids_of(SIZES)]
+    weights = [[float(id_ % 2) for id_ in row] for row in plain]
     columns = {"input_ids": plain, "mine": weights, "reward": range(len(plain))}
     path = tmp_path / "a.arrow"
     feather.write_feather(pa.table(columns), str(path), chunksize=7)
     options = {"weights": "mine", "features": {"reward": pipeline.Feature("example")}}
     corpus = InPlace.arrow(path, marks=marks, task=task, vocab_size=99, **options)
     marked = {
-        "tokens": [[*begin, *each, *end] for each in plain],
-        "weights": [[*[1.0] * len(begin), *each, *[1.0] * len(end)] for each in weights],
+        "tokens": [[*begin, *ids, *end] for ids in plain],
+        "weights": [[*[1.0] * len(begin), *row, *[1.0] * len(end)] for row in weights],
         "reward": range(len(plain)),
     }
     due = Corpus.from_arrays(marked, tmp_path / "due", features=options["features"], task=task)
@@ -35,7 +35,7 @@ def test_marks_that_files_lack_are_read_as_if_they_were_there(marks, task, tmp_p
     some = rng.permutation(np.flatnonzero(due.lengths))
     starts = rng.integers(0, due.lengths[some])
     sizes = rng.integers(1, due.lengths[some] - starts + 1)
-    wholes = [due.read([each], [0], [due.lengths[each]]) for each in some]
+    wholes = [due.read([number], [0], [due.lengths[number]]) for number in some]
     require_read(corpus, some, starts, sizes, sizes + 3, wholes)
     if marks != (None, None):
         assert corpus.fingerprint != InPlace.arrow(path, task=task, **options).fingerprint

@@ -47,24 +47,26 @@ def test_a_sample_is_spread_and_each_record_is_rendered_once_besides(source, tmp
     job = Job(source, Bytes(), template=Function(count, fingerprint="1"))
     shards = job.records.shards()
     assert len(shards) > 50
-    found = inspect(job, shards)
-    assert found.records == sum(seen.values())
-    assert 500 < found.records <= 1024
+    inspection = inspect(job, shards)
+    assert inspection.records == sum(seen.values())
+    assert 500 < inspection.records <= 1024
     sampled = sorted(int(line.split()[1]) for line in seen)
     assert max(b - a for a, b in zip([0, *sampled], [*sampled, 5000], strict=True)) < 200
-    assert found.tokens == found.characters + 2 * found.records  # and two marks
-    assert f"{found.characters:,} characters in {found.tokens:,} tokens" in str(found)
+    assert inspection.tokens == inspection.characters + 2 * inspection.records  # and two marks
+    assert f"{inspection.characters:,} characters in {inspection.tokens:,} tokens" in str(
+        inspection
+    )
     seen.clear()
     prepare(source, Bytes(), tmp_path / "c", template=job.template, num_workers=0, progress=False)
     assert {*seen} == {*LINES}
-    assert sum(seen.values()) == 5000 + found.records
+    assert sum(seen.values()) == 5000 + inspection.records
 
 
 def test_characters_without_a_token_are_counted_with_an_example(tmp_path, caplog):
     tokenizer = without_unknown(tmp_path, "abcdef ")
     texts = ["abc", "a é b", "fé éd", "dab"] * 3
     prepare(Records(texts), tokenizer, tmp_path / "c", num_workers=0, progress=False)
-    (line,) = [each.getMessage() for each in caplog.records]
+    (line,) = [record.getMessage() for record in caplog.records]
     assert line == (
         "in a sample, 6 of 12 records lose characters that the tokenizer has no token for (9 of "
         "48 characters, as 'é'); the first: record 1: the tokenizer loses text: 'a é b' becomes "
@@ -86,7 +88,7 @@ def test_notes_are_of_the_sample_and_said_once(source, tmp_path, caplog):
     template = Function(note, fingerprint="1")
     options = {"template": template, "num_workers": 0, "progress": False}
     prepare(source, Bytes(), tmp_path / "c", **options)
-    (line,) = [each.getMessage() for each in caplog.records]
+    (line,) = [record.getMessage() for record in caplog.records]
     assert "records have an odd number; the first: " in line
     assert line.startswith("in a sample, ")
     caplog.clear()
@@ -177,22 +179,22 @@ def test_columns_that_nothing_reads_are_said_and_stay_unread(tmp_path, caplog):
     feather.write_feather(table, tmp_path / "a.arrow")
     files = ArrowFiles(tmp_path / "a.arrow")
     prepare(files, Bytes(), tmp_path / "c", template=SOME, num_workers=0, progress=False)
-    (line,) = (each.getMessage() for each in caplog.records)
+    (line,) = (record.getMessage() for record in caplog.records)
     assert "in a sample of 2 records, fields that are not used: 'loss_mask'; if one" in line
     assert files.format._asked == {"text", "n"}
 
 
 def test_little_text_is_looked_at_where_records_are_large(tmp_path, monkeypatch):
     monkeypatch.setattr(inspect_module, "CHARACTERS", 3000)
-    found = inspect(job := Job(Records(["x" * 1000] * 500), Bytes()), job.records.shards())
-    assert 3000 <= found.characters < 10_000
+    inspection = inspect(job := Job(Records(["x" * 1000] * 500), Bytes()), job.records.shards())
+    assert 3000 <= inspection.characters < 10_000
 
 
 def test_records_that_fail_are_left_to_the_work(tmp_path):
     texts = [*LINES[:20], 3.5j, *LINES[20:40]]
     job = Job(Records([{"text": text} for text in texts], fingerprint="1"), Bytes())
-    found = inspect(job, job.records.shards())
-    assert (found.records, dict(found.findings)) == (41, {})
+    inspection = inspect(job, job.records.shards())
+    assert (inspection.records, dict(inspection.findings)) == (41, {})
     with pytest.raises(ValueError, match="record 20: its field 'text' holds complex"):
         prepare(job.source, Bytes(), tmp_path / "c", num_workers=0, progress=False)
 
@@ -213,7 +215,11 @@ def test_records_without_text_are_counted_over_all_of_them(tmp_path, caplog):
     for tokenizer in (Bytes(), Bytes(begin=False), Bytes(begin=False, end=False)):
         caplog.clear()
         prepare(Records(texts), tokenizer, tmp_path / str(tokenizer.fingerprint), **quiet)
-        said = [each.getMessage() for each in caplog.records if "have no text" in each.getMessage()]
+        said = [
+            record.getMessage()
+            for record in caplog.records
+            if "have no text" in record.getMessage()
+        ]
         assert len(said) == 1, caplog.text
         assert "1,000 of 2,500 records have no text; of such a one, at most the marks" in said[0]
         assert "the first: record 0" in said[0]
@@ -262,7 +268,9 @@ def test_answers_and_prompts_without_text_are_counted_once(template, blank, said
     full = {"q": "question", "a": "answer"}
     quiet = {"num_workers": 0, "progress": False}
     prepare(Records([full, blank, full]), Bytes(), tmp_path, template=template, **quiet)
-    lines = [each.getMessage() for each in caplog.records if "not used" not in each.getMessage()]
+    lines = [
+        record.getMessage() for record in caplog.records if "not used" not in record.getMessage()
+    ]
     assert len(lines) == len(said), lines
     for line, wanted in zip(lines, said, strict=True):
         assert line.startswith(wanted)
@@ -273,5 +281,7 @@ def test_sides_and_failed_records_without_text_are_told_apart(tmp_path, caplog):
     records = [{"de": "", "en": "a"}, {"de": "b", "en": "c"}, {"de": None, "en": ""}]
     fields = {"fields": ("de", "en"), "num_workers": 0, "progress": False, "on_error": "skip"}
     prepare_pairs(Records(records), Bytes(), tmp_path / "pairs", **fields)
-    (said,) = [each.getMessage() for each in caplog.records if "have no text" in each.getMessage()]
+    (said,) = [
+        record.getMessage() for record in caplog.records if "have no text" in record.getMessage()
+    ]
     assert "1 of 3 records have no text on the side 'inputs'" in said

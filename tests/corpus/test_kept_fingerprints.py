@@ -22,26 +22,30 @@ PATCHES = {"pixels": Feature("patches", dtype="uint8", shape=2)}
 RECORDS = sources.Records([{"q": "2+2", "a": "4"}, {"q": "1+2", "a": "3"}], fingerprint="sums")
 
 MADE = {
-    "tokens": lambda place: Corpus.from_arrays(IDS, place),
-    "columns": lambda place: Corpus.from_arrays(COLUMNS, place, features=FEATURES),
-    "groups": lambda place: Corpus.from_groups([([1, 5], [[6, 2], [7]]), ([1], [[2]])], place),
-    "sides": lambda place: Corpus.from_arrays(
-        {"tokens": IDS, "pixels": PIXELS}, place, features=PATCHES
+    "tokens": lambda directory: Corpus.from_arrays(IDS, directory),
+    "columns": lambda directory: Corpus.from_arrays(COLUMNS, directory, features=FEATURES),
+    "groups": lambda directory: Corpus.from_groups(
+        [([1, 5], [[6, 2], [7]]), ([1], [[2]])], directory
     ),
-    "arrays": lambda place: Corpus.from_arrays({"pixels": PIXELS}, place, features=PATCHES),
-    "pairs": lambda place: Pairs.from_arrays(IDS, IDS[::-1], place),
-    "prepared": lambda place: prepare(
+    "sides": lambda directory: Corpus.from_arrays(
+        {"tokens": IDS, "pixels": PIXELS}, directory, features=PATCHES
+    ),
+    "arrays": lambda directory: Corpus.from_arrays({"pixels": PIXELS}, directory, features=PATCHES),
+    "pairs": lambda directory: Pairs.from_arrays(IDS, IDS[::-1], directory),
+    "prepared": lambda directory: prepare(
         RECORDS,
         tokenizers.Bytes(),
-        place,
+        directory,
         template=templates.Answer(prompt="{q}=", answer="{a}"),
         progress=False,
         num_workers=0,
     ),
-    "memory": lambda place: Examples(COLUMNS, features=FEATURES),
-    "split": lambda place: Corpus.from_arrays(IDS, place).split(0.5)[0],
-    "joined": lambda place: pipeline.Corpora({"a": Examples(IDS), "b": Examples(IDS[:2])}),
-    "masked": lambda place: pipeline.Masked(Examples(IDS, task=pipeline.corpus.INPUTS), mask_id=9),
+    "memory": lambda directory: Examples(COLUMNS, features=FEATURES),
+    "split": lambda directory: Corpus.from_arrays(IDS, directory).split(0.5)[0],
+    "joined": lambda directory: pipeline.Corpora({"a": Examples(IDS), "b": Examples(IDS[:2])}),
+    "masked": lambda directory: pipeline.Masked(
+        Examples(IDS, task=pipeline.corpus.INPUTS), mask_id=9
+    ),
 }
 FINGERPRINTS = {
     "tokens": "6cc22b69ff925b59",

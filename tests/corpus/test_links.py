@@ -25,8 +25,8 @@ EXAMPLES = [np.arange(3, 3 + size) for size in SIZES]
 @pytest.fixture
 def opened(tmp_path):
     """The corpora of each format, of the same examples."""
-    write_megatron(tmp_path / "mega", [[each] for each in EXAMPLES])
-    masks = [each % 2 == 1 for each in EXAMPLES]
+    write_megatron(tmp_path / "mega", [[ids] for ids in EXAMPLES])
+    masks = [ids % 2 == 1 for ids in EXAMPLES]
     write_flat(tmp_path / "olmo_token_ids.npy", EXAMPLES)
     np.concatenate(masks).tofile(tmp_path / "olmo_labels_mask.npy")
     np.save(tmp_path / "flat.npy", np.concatenate(EXAMPLES))
@@ -52,14 +52,14 @@ def test_a_directory_stands_for_token_files(opened, tmp_path, monkeypatch):
     for name, corpus in opened.items():
         linked = link(corpus, tmp_path / "links" / name)
         again = link(corpus, tmp_path / "links" / name)
-        for each in (linked, again, pickle.loads(pickle.dumps(linked))):
-            assert each.identity == corpus.identity
-            require_equal(each, corpus)
+        for copy in (linked, again, pickle.loads(pickle.dumps(linked))):
+            assert copy.identity == corpus.identity
+            require_equal(copy, corpus)
     monkeypatch.chdir("/")
     for name, corpus in opened.items():
-        there = open_corpus(tmp_path / "links" / name)
-        assert there.identity == corpus.identity
-        assert isinstance(there, InPlace)
+        linked_corpus = open_corpus(tmp_path / "links" / name)
+        assert linked_corpus.identity == corpus.identity
+        assert isinstance(linked_corpus, InPlace)
     assert open_corpus(tmp_path / "links" / "flat").tokenizer == Bytes()
     assert opened["flat"].identity["tokenizer"] == Bytes().fingerprint
 
@@ -72,19 +72,19 @@ def test_a_link_to_files_that_changed_is_refused(opened, tmp_path):
     Corpus.from_arrays(EXAMPLES, "prepared")
     with pytest.raises(ValueError, match="prepared holds another corpus"):
         link(opened["npy"], "prepared")
-    write_megatron(tmp_path / "mega", [[each + 1] for each in EXAMPLES])
+    write_megatron(tmp_path / "mega", [[ids + 1] for ids in EXAMPLES])
     with pytest.raises(ValueError, match="the files that linked stands for have changed"):
         open_corpus("linked")
 
 
 def test_pairs_may_be_in_place(tmp_path):
     for name, task, step in (("inputs", INPUTS, 1), ("targets", TARGETS, -1)):
-        write_megatron(tmp_path / name, [[each] for each in EXAMPLES[::step]])
+        write_megatron(tmp_path / name, [[ids] for ids in EXAMPLES[::step]])
         link(InPlace.megatron(name, task=task, vocab_size=99), tmp_path / "linked" / name)
     pairs = open_corpus("linked")
     due = Pairs.from_arrays(EXAMPLES, EXAMPLES[::-1], "prepared", vocab_size=99)
-    for each in (pairs, pickle.loads(pickle.dumps(pairs))):
-        require_equal(each, due)
+    for copy in (pairs, pickle.loads(pickle.dumps(pairs))):
+        require_equal(copy, due)
 
 
 def test_commands_read_token_files(opened, tmp_path, run):
@@ -130,13 +130,13 @@ def test_token_files_in_a_bucket_are_read(opened, tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(pipeline.fs.objects, "read_pieces", None)  # all files have been copied
             before = InPlace.megatron(f"{root}/mega", vocab_size=99)
-        write_megatron(tmp_path / "mega", [[each + 1] for each in EXAMPLES])
+        write_megatron(tmp_path / "mega", [[ids + 1] for ids in EXAMPLES])
         for ending in ("bin", "idx"):
             content = (tmp_path / f"mega.{ending}").read_bytes()
             pipeline.fs.as_path(f"{root}/mega.{ending}").write_bytes(content)
         after = InPlace.megatron(f"{root}/mega", vocab_size=99)
-        assert [each["inputs"].tolist() for each in before] == [
-            (each["inputs"] - 1).tolist() for each in after
+        assert [example["inputs"].tolist() for example in before] == [
+            (example["inputs"] - 1).tolist() for example in after
         ]
         with pytest.raises(FileNotFoundError, match=r"mega2\.idx"):
             InPlace.megatron(f"{root}/mega2")

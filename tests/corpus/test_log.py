@@ -30,7 +30,7 @@ def see(directory):
     """All that a reader sees once the corpus is finished."""
     with Writer(directory) as writer:
         writer.finish()
-    return [each["inputs"].tolist() for each in Corpus.open(directory)]
+    return [example["inputs"].tolist() for example in Corpus.open(directory)]
 
 
 def record(directory, number):
@@ -100,20 +100,20 @@ def test_of_two_writers_at_once_one_seals_or_finishes_and_the_other_changes_noth
     """As when the lock of one was taken from it while it was stopped."""
     monkeypatch.setattr(writer_module, "directory_lock", lambda *_: contextlib.nullcontext())
     for act in ("seal", "finish"):
-        place = tmp_path / act
-        stopped = Writer(place)
+        directory = tmp_path / act
+        stopped = Writer(directory)
         stopped.append([1] * 5)
         stopped.seal(cursor=1)
-        with Writer(place) as other:
+        with Writer(directory) as other:
             other.append([2] * 5)
             other.seal(cursor=2)
-            before = contents(place)
+            before = contents(directory)
             stopped.append([3] * 9)
             with pytest.raises(FileExistsError, match="another process wrote it meanwhile"):
                 getattr(stopped, act)()
-            assert contents(place) == before
+            assert contents(directory) == before
             other.finish()
-        assert [each["inputs"][0] for each in Corpus.open(place)] == [1, 2]
+        assert [example["inputs"][0] for example in Corpus.open(directory)] == [1, 2]
 
 
 def test_a_writer_that_is_killed_while_it_finishes_is_finished_by_the_next(tmp_path, monkeypatch):

@@ -169,10 +169,10 @@ def test_shards_have_their_own_masks(tmp_path):
         TOKENS.tofile(tmp_path / f"token_ids_part_{number:02}.npy")
         MASK.tofile(tmp_path / f"labels_mask_part_{number:02}.npy")
     names = {"": "*.npy", "masks": "labels*", "one": "token_ids_part_07.npy"}
-    for each in (names[""], names["one"]):
-        first = "07" if "07" in each else "00"
+    for name in (names[""], names["one"]):
+        first = "07" if "07" in name else "00"
         with pytest.raises(ValueError, match=rf"part_{first}.npy, by its name, .*part_{first}.npy"):
-            InPlace.flat(tmp_path / each, **FLAT)
+            InPlace.flat(tmp_path / name, **FLAT)
     corpus = InPlace.flat(tmp_path / "*.npy", **FLAT, weights=tmp_path / names["masks"])
     assert weights_of(corpus) == WEIGHTS * 12
     (tmp_path / "labels_mask_part_07.npy").unlink()

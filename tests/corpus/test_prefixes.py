@@ -27,7 +27,7 @@ def count(contents):
     for tokens, weights, values in contents:
         for at in range(1, len(tokens)):
             sums[tuple(tokens[: at + 1])] += weights[at], weights[at] * values[at]
-    return {context: each.tolist() for context, each in sums.items()}
+    return {context: total.tolist() for context, total in sums.items()}
 
 
 def unfold(columns):
@@ -45,7 +45,7 @@ def unfold(columns):
                 if len(path) > 1:
                     sums[tuple(path)] += weight, weight * value
             paths[name] = path
-    return {context: each.tolist() for context, each in sums.items()}
+    return {context: total.tolist() for context, total in sums.items()}
 
 
 @given(SAMPLES, st.integers(1, 4), st.sampled_from([None, 8, 12]), st.booleans())
@@ -56,14 +56,14 @@ def test_weights_and_values_of_each_token_are_those_of_its_samples(
     tokens = [[token for token, _ in sample] for sample in samples]
     weights = [[weight for _, weight in sample] for sample in samples]
     values = [[7 if alike else 10 * n + at for at in range(len(s))] for n, s in enumerate(samples)]
-    given = {"tokens": tokens, "weights": weights, "value": values}
-    columns = find_prefixes(given, min_shared=min_shared, max_length=max_length)
+    sample_columns = {"tokens": tokens, "weights": weights, "value": values}
+    columns = find_prefixes(sample_columns, min_shared=min_shared, max_length=max_length)
     assert unfold(columns) == count(zip(tokens, weights, values, strict=True))
     examples = Examples.from_groups(columns, features={"value": Feature("targets")})
-    assert examples.num_tokens <= sum(len(each) - 1 for each in tokens)
+    assert examples.num_tokens <= sum(len(sample) - 1 for sample in tokens)
     assert max_length is None or examples.lengths.max() <= max_length
     if alike and min_shared == 1 and max_length is None:  # a token after the same ones comes once
-        roots = len({each[0] for each in tokens})
+        roots = len({sample[0] for sample in tokens})
         assert examples.num_tokens == len(count(zip(tokens, weights, values, strict=True)))
         assert len(examples) == roots
 
@@ -79,7 +79,7 @@ def test_a_conversation_becomes_a_path_and_groups_keep_the_order_of_their_sample
         first, second = columns[name]
         assert [int(x) for _, content, _ in nodes_of(first) for x in content] == expected
         assert len([*nodes_of(second)]) == 3
-    assert [each.tolist() for each in columns["tokens"][1][1]] == [[2], [3]]
+    assert [continuation.tolist() for continuation in columns["tokens"][1][1]] == [[2], [3]]
 
 
 @pytest.mark.parametrize(

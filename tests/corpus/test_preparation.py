@@ -120,14 +120,14 @@ def test_a_finished_corpus_is_opened_at_once(source, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("finished", [True, False])
 def test_a_corpus_of_another_origin_is_refused(source, tmp_path, finished):
-    place = tmp_path / "corpus"
+    directory = tmp_path / "corpus"
     if finished:
-        prepare(source, Bytes(), place, progress=False)
+        prepare(source, Bytes(), directory, progress=False)
     else:
-        ending = SimpleNamespace(run=lambda do, items: (do(each) for each in items[:2]))
+        ending = SimpleNamespace(run=lambda do, items: (do(item) for item in items[:2]))
         with pytest.raises(RuntimeError, match="ended without"):
-            prepare(source, Bytes(), place, engine=ending, progress=False)
-    before = contents(place)
+            prepare(source, Bytes(), directory, engine=ending, progress=False)
+    before = contents(directory)
     other = TextFiles(source.files, sample_by="file")
     for changed, options, sentence in (
         ((other, Bytes()), {}, f"another source: there {re.escape(source.fingerprint)}, now"),
@@ -136,10 +136,10 @@ def test_a_corpus_of_another_origin_is_refused(source, tmp_path, finished):
         ((source, Bytes()), {"task": INPUTS}, "corpus of the task 'causal', not 'inputs'"),
     ):
         with pytest.raises(ValueError, match=sentence):
-            prepare(*changed, place, **options, progress=False)
+            prepare(*changed, directory, **options, progress=False)
     with pytest.raises(ValueError, match="holds a corpus made with another source"):
-        Corpus.from_arrays([[1, 2]], place)
-    assert contents(place) == before
+        Corpus.from_arrays([[1, 2]], directory)
+    assert contents(directory) == before
 
 
 def test_a_killed_run_goes_on_where_it_was_and_ends_the_same(source, tmp_path, run):
@@ -169,23 +169,23 @@ def test_a_killed_run_goes_on_where_it_was_and_ends_the_same(source, tmp_path, r
     "name", ["part-000000-00000.arrow", "part-000007-00003.arrow", "lengths.npy"]
 )
 def test_files_of_others_are_refused_by_name_and_stay(source, tmp_path, name):
-    place = tmp_path / "c"
-    place.mkdir()
-    with pa.ipc.new_file(str(place / name), pa.schema([("text", pa.string())])):
+    directory = tmp_path / "c"
+    directory.mkdir()
+    with pa.ipc.new_file(str(directory / name), pa.schema([("text", pa.string())])):
         pass  # a file of somebody else
-    (place / ".notes.1.tmp").write_bytes(b"mine")
-    before = contents(place)
+    (directory / ".notes.1.tmp").write_bytes(b"mine")
+    before = contents(directory)
     for make in (
-        lambda: prepare(source, Bytes(), place, progress=False),
-        lambda: Corpus.from_arrays([[1, 2, 3]], place),
-        lambda: Writer(place),
+        lambda: prepare(source, Bytes(), directory, progress=False),
+        lambda: Corpus.from_arrays([[1, 2, 3]], directory),
+        lambda: Writer(directory),
     ):
         with pytest.raises(ValueError, match=rf"{re.escape(name)} is not of a corpus that was beg"):
             make()
-        assert contents(place) == before
-    (place / name).rename(tmp_path / name)  # away from it, it is no trouble
-    assert len(Corpus.from_arrays([[1, 2, 3]], place)) == 1
-    assert (place / ".notes.1.tmp").read_bytes() == b"mine"
+        assert contents(directory) == before
+    (directory / name).rename(tmp_path / name)  # away from it, it is no trouble
+    assert len(Corpus.from_arrays([[1, 2, 3]], directory)) == 1
+    assert (directory / ".notes.1.tmp").read_bytes() == b"mine"
 
 
 def test_a_lock_is_neither_emptied_nor_followed(tmp_path):
@@ -353,11 +353,11 @@ def test_a_share_that_begins_while_others_end_leaves_their_manifest(tmp_path, mo
     find, seen = Manifest.find, []
 
     def late(directory):  # others prepare all of it between a look and what follows
-        found = find(directory)
+        paths = find(directory)
         if not seen:
-            seen.append(found)
+            seen.append(paths)
             prepare_job(job, directory, num_workers=0, progress=False)
-        return found
+        return paths
 
     monkeypatch.setattr(Manifest, "find", late)
     monkeypatch.setattr("pipeline.corpus.stored.log.is_finished", lambda directory: False)

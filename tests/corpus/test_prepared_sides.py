@@ -111,8 +111,8 @@ def source(tmp_path):
 
 
 def make(source, directory, engine=None, **options):
-    given = {"template": pictures, "engine": engine, "progress": False}
-    return prepare(source, Bytes(), directory, **given, **options)
+    arguments = {"template": pictures, "engine": engine, "progress": False}
+    return prepare(source, Bytes(), directory, **arguments, **options)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -142,10 +142,10 @@ def test_killed_between_the_sides_it_goes_on_with_the_rest(module, name, calls, 
         for side in make(source, tmp_path / "whole", Processes(0)).sides.values()
     ]
     assert files[0] == files[1] == files[2]  # all sides of a part have the same examples
-    place = f"pipeline.corpus.preparing.{module}.{name}"
+    target = f"pipeline.corpus.preparing.{module}.{name}"
     ends = [*[mock.DEFAULT] * (calls - 1), KeyError("killed")]
-    dying = mock.Mock(wraps=pkgutil.resolve_name(place), side_effect=ends)
-    with mock.patch(place, dying), pytest.raises(KeyError, match="killed"):
+    dying = mock.Mock(wraps=pkgutil.resolve_name(target), side_effect=ends)
+    with mock.patch(target, dying), pytest.raises(KeyError, match="killed"):
         make(source, tmp_path / "killed", Processes(0))
     make(source, tmp_path / "killed", Processes(0))
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
@@ -159,12 +159,12 @@ def test_records_that_fail_have_nothing_on_any_side_and_are_listed(tmp_path, cap
     made = make(Records(records), tmp_path, Processes(0), on_error="skip")
     assert not made.lengths[[3, 17, 20]].any()
     listed = [json.loads(line) for line in (tmp_path / "skipped.jsonl").open()]
-    assert [each["example"] for each in listed] == [3, 17, 20]
+    assert [failure["example"] for failure in listed] == [3, 17, 20]
     assert "3 of 40 records failed" in caplog.text
     for number in (3, 17, 20):
         records[number] |= {"parts": [""], "label": 0.0}
-    kept = [number for number in range(40) if number not in (3, 17, 20)]
-    np.testing.assert_array_equal(made.lengths[kept], define(records).lengths[kept])
+    numbers = [number for number in range(40) if number not in (3, 17, 20)]
+    np.testing.assert_array_equal(made.lengths[numbers], define(records).lengths[numbers])
 
 
 def test_fields_of_records_may_be_sides_without_a_template(tmp_path):
@@ -212,9 +212,9 @@ ONE, TEXT = {"patches": [[1, 2]]}, [("a", 1.0)]
 )
 def test_records_that_do_not_fit_their_sides_are_refused(returned, features, said, tmp_path):
     template = Function(lambda _: returned, fingerprint="v1")
-    given = {"template": template, "features": features, "progress": False, "num_workers": 0}
+    arguments = {"template": template, "features": features, "progress": False, "num_workers": 0}
     with pytest.raises(ValueError, match=said):
-        prepare(Records([{"text": "a"}]), Bytes(), tmp_path, **given)
+        prepare(Records([{"text": "a"}]), Bytes(), tmp_path, **arguments)
 
 
 def test_directories_of_something_else_are_refused(source, tmp_path):

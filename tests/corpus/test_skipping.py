@@ -23,8 +23,10 @@ def test_a_pair_of_which_one_side_fails_is_in_no_batch(tmp_path):
     again = pipeline.Pairs.open(tmp_path / "pairs")
     assert (again.lengths == pairs.lengths).all()
     with pipeline.load(pairs, tokens_per_batch=64, num_epochs=1) as batches:
-        targets = [int(each) for batch in batches for each in batch["targets"].ravel() if each > 2]
-    assert sorted(map(chr, (each - 3 for each in targets))) == ["b", "e"]
+        targets = [
+            int(target) for batch in batches for target in batch["targets"].ravel() if target > 2
+        ]
+    assert sorted(map(chr, (target - 3 for target in targets))) == ["b", "e"]
 
 
 def test_failures_are_listed_with_their_place_and_counted_by_reason(tmp_path, caplog):
@@ -34,8 +36,8 @@ def test_failures_are_listed_with_their_place_and_counted_by_reason(tmp_path, ca
     corpus = pipeline.prepare(JsonLines(path), Bytes(), tmp_path / "corpus", **OPTIONS)
     assert [corpus.decode(at) for at in range(7)] == ["a", "", "", "", "b", "", ""]
     listed = [json.loads(line) for line in (tmp_path / "corpus/skipped.jsonl").open()]
-    assert [each["byte"] for each in listed[:5]] == [14, 19, 34, 61, 65]
-    assert {each["file"] for each in listed} == {str(path)}
+    assert [failure["byte"] for failure in listed[:5]] == [14, 19, 34, 61, 65]
+    assert {failure["file"] for failure in listed} == {str(path)}
     assert "15 of 21 records failed" in caplog.text
     assert "6 × it is not valid JSON, 3 × " in caplog.text
 
@@ -110,9 +112,9 @@ def test_an_id_of_a_tokenizer_that_does_not_fit_fails_its_record(
         return np.ravel(np.array(ids, dtype)), np.full(len(texts), 2)
 
     monkeypatch.setattr(Bytes, "encode_batch", encode)
-    given = {"source": Records(["ab", "x", "cd"]), "tokenizer": Bytes(), "template": template}
+    arguments = {"source": Records(["ab", "x", "cd"]), "tokenizer": Bytes(), "template": template}
     with pytest.raises(ValueError, match=rf"record 1: the tokenizer .* gave the id {wrong}, and"):
-        pipeline.prepare(**given, directory=tmp_path / "a", **{**OPTIONS, "on_error": "raise"})
-    pipeline.prepare(**given, directory=tmp_path / "b", **OPTIONS)
+        pipeline.prepare(**arguments, directory=tmp_path / "a", **{**OPTIONS, "on_error": "raise"})
+    pipeline.prepare(**arguments, directory=tmp_path / "b", **OPTIONS)
     (failed,) = (tmp_path / "b/skipped.jsonl").read_text().splitlines()
     assert json.loads(failed)["record"] == 1

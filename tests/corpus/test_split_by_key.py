@@ -26,7 +26,7 @@ def keys_of(view, turns):
 
 @pytest.mark.parametrize("name", ["talk {}", "{}"])
 def test_a_conversation_is_on_one_side_the_same_in_any_order_and_later_corpora(name, tmp_path):
-    talks, found = [name.format(n) for n in range(60)], []
+    talks, sides = [name.format(n) for n in range(60)], []
     for seed, some in enumerate((talks, talks[::-1], talks[:30])):
         turns = records(some, seed)
         corpus = prepare(
@@ -35,13 +35,13 @@ def test_a_conversation_is_on_one_side_the_same_in_any_order_and_later_corpora(n
         train, held_out = corpus.split(0.3, by="talk")
         assert len(train) + len(held_out) == len(turns)
         assert not keys_of(train, turns) & keys_of(held_out, turns)
-        found.append(keys_of(held_out, turns))
+        sides.append(keys_of(held_out, turns))
         for again in (pickle.loads(pickle.dumps(train)), make_corpus(describe(train))):
             assert (again.fingerprint, len(again)) == (train.fingerprint, len(train))
         assert train.fingerprint != corpus.split(0.3)[0].fingerprint
-    assert found[0] == found[1]
-    assert 8 < len(found[0]) < 30
-    assert found[2] == found[0] & {*talks[:30]}
+    assert sides[0] == sides[1]
+    assert 8 < len(sides[0]) < 30
+    assert sides[2] == sides[0] & {*talks[:30]}
 
 
 def test_a_key_is_kept_in_memory_in_mixtures_and_in_views():
@@ -53,7 +53,7 @@ def test_a_key_is_kept_in_memory_in_mixtures_and_in_views():
     assert {talk for at, talk in enumerate(talks) if at in due} == {*talks[due].tolist()}
     assert len(due) == 3 * len({*talks[due].tolist()})
     both = Corpora({"a": texts, "b": numbers}).split(0.3, by="talk")[1]
-    assert [each.numbers.tolist() for each in both.members] == [due, due]
+    assert [member.numbers.tolist() for member in both.members] == [due, due]
     inputs = Examples({"tokens": [[1, 2]] * 90, "talk": talks}, features=KEY, task=INPUTS)
     assert Masked(inputs, mask_id=9).split(0.3, by="talk")[1].numbers.tolist() == due
     plain = Feature("example", dtype="int16")
@@ -127,8 +127,8 @@ def test_a_part_of_a_split_is_split_again_by_another_hash(tmp_path):
     # What is cached for one corpus is not read for another.
     others = [first[share][0].split(0.5, by="talk")[0] for share in (0.2, 0.4)]
     assert others[0].fingerprint != others[1].fingerprint
-    parts = [other.split(0.3, by="talk") for other in others]
-    assert [sum(map(len, each)) for each in parts] == [*map(len, others)]
+    halves = [other.split(0.3, by="talk") for other in others]
+    assert [sum(map(len, half)) for half in halves] == [*map(len, others)]
 
 
 def test_numbers_are_those_in_the_view_that_was_split():

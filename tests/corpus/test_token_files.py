@@ -166,7 +166,7 @@ def test_documents_go_on_in_the_next_file(tmp_path_factory, ids, cuts, ends):
     corpus = InPlace.flat(folder / "*.bin", task=INPUTS, weights=(), **options)
     assert documents_of(corpus) == split_at(ids, 3, ends=ends)
     weighted = InPlace.flat(folder / "*.bin", weights=folder / "*.mask", **options)
-    due = [[each % 2 for each in document[1:]] for document in split_at(ids, 3, ends=ends)]
+    due = [[id_ % 2 for id_ in document[1:]] for document in split_at(ids, 3, ends=ends)]
     assert weights_of(weighted) == due
 
 
@@ -208,7 +208,7 @@ def test_a_mask_of_tokens_is_never_read_as_tokens_or_ignored(tmp_path):
         with pytest.raises(ValueError, match=r"give weights='.*labels_mask_part_0000.npy', "):
             InPlace.flat(names, **options)
         plain, corpus = (InPlace.flat(names, **options, weights=some) for some in ((), masks))
-        assert [each["targets"].tolist() for each in plain] == [[2, 3], [5]]
+        assert [example["targets"].tolist() for example in plain] == [[2, 3], [5]]
         assert weights_of(corpus) == [[1, 0], [1]]
         assert corpus.fingerprint != plain.fingerprint
     with pytest.raises(ValueError, match=r"are masks or labels by .*; give the files of tokens"):

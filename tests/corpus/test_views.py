@@ -54,9 +54,9 @@ def test_masked_tokens_are_asked_for_and_others_are_not(corpus):
     assert (hidden == text[asked]).mean() == pytest.approx(0.1, abs=0.02)
     assert (view.mask_id, view.vocab_size) == (259, 260)
     assert hidden.max() < 260
-    own = Masked(corpus, mask_id=5, keep_ids=[3 + ord("w")])
-    fields = read_all(own, own.lengths)
-    assert own.vocab_size == 259
+    masked = Masked(corpus, mask_id=5, keep_ids=[3 + ord("w")])
+    fields = read_all(masked, masked.lengths)
+    assert masked.vocab_size == 259
     assert not fields["loss_weights"][text == 3 + ord("w")].any()
 
 
@@ -128,8 +128,8 @@ def test_the_same_examples_are_cut_in_every_epoch_elsewhere_and_everywhere_alike
     # Two cuts among 10 places: prefixes are shorter, as the lower of two numbers is.
     sizes = np.array([suffix for suffix, _ in edges[0]])
     expected = np.array([(10 - k) ** 2 - (9 - k) ** 2 for k in range(10)]) / 100
-    found = np.bincount(sizes, minlength=11)[1:] / len(sizes)
-    np.testing.assert_allclose(found, expected, atol=0.03)
+    shares = np.bincount(sizes, minlength=11)[1:] / len(sizes)
+    np.testing.assert_allclose(shares, expected, atol=0.03)
     # Who is held out has nothing to do with who is cut.
     held_out = view.split(0.3)[1]
     assert (held_out.lengths == 12).mean() == pytest.approx(0.5, abs=0.05)

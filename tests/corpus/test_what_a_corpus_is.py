@@ -92,11 +92,11 @@ def test_a_side_cannot_have_a_name_that_its_identity_has(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["../outside", "/etc", "a/b", "", 3])
 def test_the_sides_of_a_directory_are_inside_it(name, tmp_path):
-    place = as_path(tmp_path)
+    directory = as_path(tmp_path)
     for folder in ("corpus/inputs", "outside"):
         Corpus.from_arrays([[1, 2, 3]], tmp_path / folder, task=INPUTS)
     entries = {"kind": "sides", "sides": ["inputs", name], "loss": None}
-    write_entries(place / "corpus" / DESCRIPTION, entries)
+    write_entries(directory / "corpus" / DESCRIPTION, entries)
     with pytest.raises(ValueError, match=r"a side is named .*; a name has letters, digits and _"):
         open_corpus(tmp_path / "corpus")
 
@@ -164,23 +164,23 @@ def scored():
 def test_a_joined_corpus_has_the_tokens_of_one_and_the_features_of_all(tmp_path):
     np.save(tmp_path / "ids.npy", np.concatenate(IDS))
     np.save(tmp_path / "ends.npy", np.cumsum([0, *SIZES]))
-    kept = {"kept": Feature("example", dtype="int32")}
+    features = {"kept": Feature("example", dtype="int32")}
     columns = {"tokens": IDS, "score": [ids / 2 for ids in IDS], "reward": [1.0, 2, 3, 4]}
-    due = Examples(columns | {"kept": range(4)}, features=SCORED | kept)
-    more = Examples({"tokens": IDS, "kept": range(4)}, features=kept)
+    due = Examples(columns | {"kept": range(4)}, features=SCORED | features)
+    more = Examples({"tokens": IDS, "kept": range(4)}, features=features)
     in_place = InPlace.npy(tmp_path / "ids.npy", tmp_path / "ends.npy")
     stored = Corpus.from_arrays(IDS, tmp_path / "stored")
     for tokens in (stored, in_place, Examples(IDS)):
         both = Joined(tokens, scored(), more)
-        for each in (both, pickle.loads(pickle.dumps(both))):
-            require_equal(each, due)
-            assert each.features.keys() == due.features.keys()
+        for copy in (both, pickle.loads(pickle.dumps(both))):
+            require_equal(copy, due)
+            assert copy.features.keys() == due.features.keys()
         assert both.fingerprint not in (tokens.fingerprint, Joined(tokens, more).fingerprint)
         assert Joined(tokens, more, scored()).fingerprint == both.fingerprint
         assert Joined(Joined(tokens, more), scored()).fingerprint == both.fingerprint
         assert Plan(both, [Bucket(1, 8)]).fingerprint == Plan(tokens, [Bucket(1, 8)]).fingerprint
     copied = Corpus.from_arrays(
-        {"tokens": IDS, "kept": range(4)}, tmp_path / "copied", features=kept
+        {"tokens": IDS, "kept": range(4)}, tmp_path / "copied", features=features
     )
     both = Joined(stored, copied).split(0.5)[0]
     assert make_corpus(json.loads(json.dumps(describe(both)))).fingerprint == both.fingerprint

@@ -187,12 +187,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def body(self):
         if self.headers.get("Transfer-Encoding") != "chunked":
             return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        found = b""
+        content = b""
         while size := int(self.rfile.readline().split(b";")[0], 16):
-            found += self.rfile.read(size)
+            content += self.rfile.read(size)
             self.rfile.readline()
         self.rfile.readline()
-        return found
+        return content
 
     def ask(self, method, path, body):
         headers = {k: v for k, v in self.headers.items() if k.lower() not in HOP}
@@ -212,8 +212,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if due is not None and self.command == "PUT":  # which the emulator forgets; "0" is none
             with self.server.lock:
                 status, seen, _ = self.exchange("HEAD", place, {}, b"")
-                found = {k.lower(): v for k, v in seen.items()}.get("x-goog-generation", "0")
-                if (found if status == 200 else "0") != due:
+                generation = {k.lower(): v for k, v in seen.items()}.get("x-goog-generation", "0")
+                if (generation if status == 200 else "0") != due:
                     return 412, {}, b""
                 return self.exchange(method, path, headers, body)
         return self.exchange(method, path, headers, body)
@@ -236,16 +236,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def exchange(self, method, path, headers, body):
         """The server's answer: status, headers and content."""
         self.upstream.request(method, path, body or None, headers)
-        found = self.upstream.getresponse()
-        content = found.read()
-        kept = {k: v for k, v in found.getheaders() if k.lower() not in HOP}
-        if method == "HEAD" and found.getheader("Content-Length"):  # of what it leaves out
-            kept["Content-Length"] = found.getheader("Content-Length")
+        answer = self.upstream.getresponse()
+        content = answer.read()
+        answer_headers = {k: v for k, v in answer.getheaders() if k.lower() not in HOP}
+        if method == "HEAD" and answer.getheader("Content-Length"):  # of what it leaves out
+            answer_headers["Content-Length"] = answer.getheader("Content-Length")
         if self.server.translate and self.command == "PUT":
-            kept["ETag"] = '"none"'
+            answer_headers["ETag"] = '"none"'
             if content.startswith(b"{"):
-                kept["x-goog-generation"] = json.loads(content).get("generation", "0")
-        return found.status, kept, content
+                answer_headers["x-goog-generation"] = json.loads(content).get("generation", "0")
+        return answer.status, answer_headers, content
 
     def answer(self, status, headers, content, *, half=False):
         self.send_response_only(status)

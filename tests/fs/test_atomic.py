@@ -46,7 +46,7 @@ def test_of_several_that_write_a_file_once_one_does(links, tmp_path):
         assert wrote.count(True) == 1
         assert path.read_bytes() == texts[wrote.index(True)]
         assert not write(path, b"late")
-    assert sorted(each.name for each in tmp_path.iterdir()) == sorted(map(str, range(20)))
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(map(str, range(20)))
 
 
 def test_a_turn_of_a_killed_process_is_taken_over(tmp_path, monkeypatch):
@@ -61,7 +61,7 @@ def test_a_turn_of_a_killed_process_is_taken_over(tmp_path, monkeypatch):
     begin = time.monotonic()
     assert write(tmp_path / "x", b"mine")
     assert time.monotonic() - begin >= 0.3
-    assert [each.name for each in tmp_path.iterdir()] == ["x"]
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
 def test_corpora_are_prepared_and_written_without_hard_links(links, tmp_path):

@@ -47,22 +47,22 @@ def name_of(path):
 
 def find(path):
     """The functions of a file in which a name of `DELETES` is called, or `os.remove`."""
-    found = set()
+    names = set()
 
-    def walk(node, place):
+    def walk(node, scope):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            place = [*place, node.name]
+            scope = [*scope, node.name]
         called = node.func if isinstance(node, ast.Call) else None
         name = getattr(called, "attr", getattr(called, "id", None))
         if name in DELETES or (name == "remove" and getattr(called.value, "id", "") == "os"):
-            found.add(f"{name_of(path)}:{'.'.join(place)}")
+            names.add(f"{name_of(path)}:{'.'.join(scope)}")
         for child in ast.iter_child_nodes(node):
-            walk(child, place)
+            walk(child, scope)
 
     walk(ast.parse(path.read_text()), [])
-    return found
+    return names
 
 
 def test_each_place_that_deletes_files_has_a_rule_that_makes_it_safe():
-    found = set().union(*(find(path) for place in PLACES for path in place.rglob("*.py")))
-    assert found == RULES.keys()
+    names = set().union(*(find(path) for folder in PLACES for path in folder.rglob("*.py")))
+    assert names == RULES.keys()

@@ -176,8 +176,10 @@ def test_ranges_and_whole_objects_are_those_that_were_written(server, place, tmp
     assert objects.download(place / "x", tmp_path / "x") == len(whole)
     assert (tmp_path / "x").read_bytes() == whole
     begins, ends = [9, 100_000, 100_010, 5, 7, 0], [80_000, 100_020, 100_015, 5, 9, 9 << 20]
-    found = objects.get_ranges([place / "x"] * 6, begins, ends)
-    assert [bytes(each) for each in found] == [whole[at] for at in map(slice, begins, ends)]
+    contents = objects.get_ranges([place / "x"] * 6, begins, ends)
+    assert [bytes(content) for content in contents] == [
+        whole[at] for at in map(slice, begins, ends)
+    ]
     with pytest.raises(OSError, match="is shorter than it was"):
         objects.get_ranges([place / "x"], [len(whole) - 2], [len(whole) + 3])
     objects.put(place / "empty", b"")
@@ -295,7 +297,7 @@ def test_what_cannot_be_done_is_a_sentence(server, place, monkeypatch):
         for act in (missing.exists, lambda: pipeline.Corpus.open(missing)):
             with pytest.raises(OSError, match="there is no bucket"):
                 act()
-    get, put = (functools.partial(each, place / "x") for each in (objects.get, objects.put))
+    get, put = (functools.partial(function, place / "x") for function in (objects.get, objects.put))
     for status, act, error, sentence in (
         (403, get, PermissionError, "the credentials do not allow this for .*/x; they"),
         (400, get, OSError, "the storage refused a request for .*/x: "),
@@ -391,9 +393,9 @@ def test_texts_in_a_bucket_are_sources(place, kind, tmp_path):
     here = record_files.make(kind, tmp_path, records)
     for file in here.files:
         (place / file.name).write_bytes(file.read_bytes())
-    there, again = (open_files([str(place / f"*.{kind}")]) for _ in range(2))
-    assert there.fingerprint == again.fingerprint != here.fingerprint  # of entity tags
-    assert list(there) == records
+    source, again = (open_files([str(place / f"*.{kind}")]) for _ in range(2))
+    assert source.fingerprint == again.fingerprint != here.fingerprint  # of entity tags
+    assert list(source) == records
 
 
 def test_saves_upload_the_bytes_of_the_logs_once(place, server):
@@ -405,11 +407,11 @@ def test_saves_upload_the_bytes_of_the_logs_once(place, server):
                 log.save()
                 board.save()
     uploaded = server.proxy.received - before
-    parts = [path.read_bytes() for path in sorted((place / "tensorboard").iterdir())]
-    size = len(read_log(place / "metrics.jsonl")) + sum(map(len, parts))
+    contents = [path.read_bytes() for path in sorted((place / "tensorboard").iterdir())]
+    size = len(read_log(place / "metrics.jsonl")) + sum(map(len, contents))
     assert size <= uploaded <= 1.02 * size
-    assert len(parts) == 40
-    for part in parts:  # a reader of events finds whole ones in each file
+    assert len(contents) == 40
+    for part in contents:  # a reader of events finds whole ones in each file
         while part:
             (length,) = struct.unpack("<Q", part[:8])
             assert len(part) >= length + 16

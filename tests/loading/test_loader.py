@@ -22,8 +22,8 @@ import pipeline
 from pipeline import Batches, Bucket, Plan
 from pipeline.errors import UserError
 from pipeline.loading.loader import Loader
-from pipeline.loading.sharding import field_specs
 from pipeline.loading.state import StateKey
+from pipeline.loading.transfer import field_specs
 from pipeline.planning.identity import fingerprint_of
 from pipeline.steps import Compiled, CompileLog
 from tests.loading.definition import require_same

@@ -14,7 +14,8 @@ from pipeline.corpus import CAUSAL
 from pipeline.corpus.opening import open_corpus
 from pipeline.fields import cu_seqlens
 from pipeline.loading.loader import Loader
-from pipeline.loading.sharding import CONTEXT_ORDERS, batch_sharding, column_order, field_specs
+from pipeline.loading.sharding import CONTEXT_ORDERS, batch_sharding, column_order
+from pipeline.loading.transfer import field_specs
 from tests.loading.definition import require_same
 from tests.loading.drawn import Drawn
 from tests.meshes import OneProcess, mesh_of

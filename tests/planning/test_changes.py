@@ -8,7 +8,7 @@ import pytest
 import pipeline
 from pipeline import Bucket, Plan
 from pipeline.loading.state import StateKey
-from pipeline.planning.stream import Rows
+from pipeline.planning.rows import Rows
 
 FOURS = (Bucket(16, 16), Bucket(8, 32), Bucket(4, 64))
 

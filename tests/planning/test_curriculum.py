@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline import Bucket, Plan
-from pipeline.planning.order import Quota, ShortFirst
+from pipeline.planning.quota import Quota, ShortFirst
 from tests.planning.corpora import lognormal
 
 BUCKETS = (Bucket(8, 16), Bucket(4, 32), Bucket(2, 64))

@@ -4,9 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline import Bucket, Plan
-from pipeline.planning import patterns
+from pipeline.planning.best_fit import best_fit
 from pipeline.planning.options import Options
-from pipeline.planning.patterns import best_fit
 from pipeline.report import measure_epoch
 from tests.planning.corpora import histograms
 
@@ -46,8 +45,8 @@ def slow_best_fit(counts, length, opens_above):
 def test_histogram_packing_makes_the_rows_of_packing_one_by_one(shift, counts, length, opens_above):
     left, sizes = counts.copy(), np.arange(41)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(patterns, "SHIFT", shift)
-        patch.setattr(patterns, "MASK", (1 << shift) - 1)
+        patch.setattr("pipeline.planning.best_fit.SHIFT", shift)
+        patch.setattr("pipeline.planning.best_fit.MASK", (1 << shift) - 1)
         at_once = as_rows(best_fit(left, length, sizes > opens_above))
     one_by_one = slow_best_fit(counts, length, opens_above)
     assert sorted(map(sum, at_once)) == sorted(map(sum, one_by_one))

@@ -18,7 +18,7 @@ from pipeline import Bucket, Plan
 from pipeline.planning import stage
 from pipeline.planning.cache import WindowCache
 from pipeline.planning.options import Options
-from pipeline.planning.stream import Rows
+from pipeline.planning.rows import Rows
 from pipeline.planning.tiers import Tiers
 from tests.planning.corpora import digests, lognormal
 from tests.properties.accounts import batches_of

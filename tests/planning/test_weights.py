@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from pipeline import Bucket, Plan
 from pipeline.loading.state import StateKey
-from pipeline.planning.order import Quota
+from pipeline.planning.quota import Quota
 from tests.planning.corpora import digests, lognormal
 from tests.processes import ROOT
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import numpy as np
 
 from pipeline.corpus.preparing.job import Job
-from pipeline.corpus.tasks import ABOVE
+from pipeline.corpus.tasks import ABOVE, Task
 from pipeline.errors import InvalidValue
 from pipeline.text import templates
 from pipeline.text.features import TOKEN_IDS, TOKENS, WEIGHTS, Column, Feature
@@ -48,6 +48,11 @@ class Encoded(NamedTuple):
     failed: list[dict[str, Any]]
     next: Any
     notes: Notes
+
+    @property
+    def num_examples(self) -> int:
+        """The number of examples."""
+        return len(next(iter(self.examples.values())).counts) if self.examples else 0
 
 
 def encode_block(job: Job, block: Block) -> Encoded:
@@ -90,57 +95,62 @@ class BlockEncoder:
         if isinstance(error, OSError | MemoryError):  # not the fault of the record
             raise error
         if isinstance(error, templates.LeftOut):
-            add_notes(self.notes, {f"{error}; they are left out": (1, self._place(number))})
+            self._note(f"{error}; they are left out", [number])
         elif self._job.on_error == "raise" and number not in self.failed:
             raise with_place(error, self._block.where(number))
         self.failed.setdefault(number, error)
 
+    def _note(self, about: str, records: Sequence[int] | np.ndarray) -> None:
+        """Counts records in the notes, if there are any."""
+        if len(records):
+            add_notes(self.notes, {about: (len(records), self._place(int(records[0])))})
+
     def encode(self) -> dict[str, Ragged]:
         """The examples by side; those of records that failed have no tokens or arrays."""
-        job, records = self._job, self._block.records
-        for number, record in enumerate(records):
+        for number, record in enumerate(self._block.records):
             if isinstance(record, Doubted):
-                add_notes(self.notes, {record.doubt: (1, self._place(number))})
+                self._note(record.doubt, [number])
             self.items.append(self._prepare(number))
             for about, example in take_notes().items():
                 add_notes(self.template_notes, {about: (1, self._place(number, example))})
-        items = self.items
-        chunks: dict[str, Ragged] = {}
-        for task in job.tasks:
-            of_side = [item[task.side] for item in items]
-            chunk = Ragged.concatenate(self._encode(of_side, task.side, 0))
-            self._require_ids(chunk)
-            columns = dict(chunk.columns)
-            if not task.has_targets or traits_of(job.template).unweighted:
-                weights = columns.pop(WEIGHTS, None)
-                if weights is not None and len(job.tasks) == 1:
-                    self._require_equal_weights(chunk.counts, weights.values)
-            if job.nodes > 1:
-                for node in np.flatnonzero(chunk.counts == 0).tolist():
-                    error = InvalidValue(
-                        "its prefix or a continuation has no token; give each of them text, or the "
-                        "tokenizer marks"
-                    )
-                    self._fail(node // job.nodes, error)
-                above = np.tile(np.arange(job.nodes, dtype=np.int32), len(records))
-                columns[ABOVE] = Column(job.columns[ABOVE], above)
-            chunks[task.side] = dataclasses.replace(chunk, columns=columns)
-        chunks = self._read_features(items, chunks)
-        for task in job.tasks:
-            chunk = self._empty_failed(chunks[task.side])
-            loss = chunk.weights if job.nodes == 1 else None  # a prefix never has any
-            silent = task.find_silent(chunk.counts, loss)
-            if len(silent):
-                add_notes(self.notes, {SILENT: (len(silent), self._place(int(silent[0])))})
-            empty = self._find_empty(chunk.counts)
-            if len(empty):
-                side = f" on the side {task.side!r}" if len(job.tasks) > 1 else ""
-                note = len(empty), self._place(int(empty[0]))
-                add_notes(self.notes, {EMPTY.format(side): note})
-            ids = Column(TOKEN_IDS, chunk.flat.astype(np.int32, copy=False))  # which fit by now
-            columns = {**chunk.columns, TOKENS: ids}
-            chunks[task.side] = dataclasses.replace(chunk, columns=columns)
+        chunks = self._read_features(
+            {task.side: self._encode_side(task) for task in self._job.tasks}
+        )
+        for task in self._job.tasks:
+            chunks[task.side] = self._finish_side(task, chunks[task.side])
         return chunks
+
+    def _encode_side(self, task: Task) -> Ragged:
+        """The examples of a side of tokens, with the features of spans."""
+        job = self._job
+        items = [item[task.side] for item in self.items]
+        chunk = Ragged.concatenate(self._encode(items, task.side, 0))
+        self._require_ids(chunk)
+        columns = dict(chunk.columns)
+        if not task.has_targets or traits_of(job.template).unweighted:
+            weights = columns.pop(WEIGHTS, None)
+            if weights is not None and len(job.tasks) == 1:
+                self._require_equal_weights(chunk.counts, weights.values)
+        if job.nodes > 1:
+            for node in np.flatnonzero(chunk.counts == 0).tolist():
+                error = InvalidValue(
+                    "its prefix or a continuation has no token; give each of them text, or the "
+                    "tokenizer marks"
+                )
+                self._fail(node // job.nodes, error)
+            above = np.tile(np.arange(job.nodes, dtype=np.int32), len(items))
+            columns[ABOVE] = Column(job.columns[ABOVE], above)
+        return dataclasses.replace(chunk, columns=columns)
+
+    def _finish_side(self, task: Task, chunk: Ragged) -> Ragged:
+        """The examples of a side of tokens without those of records that failed."""
+        chunk = self._empty_failed(chunk)
+        loss = chunk.weights if self._job.nodes == 1 else None  # a prefix never has any
+        self._note(SILENT, task.find_silent(chunk.counts, loss))
+        side = f" on the side {task.side!r}" if len(self._job.tasks) > 1 else ""
+        self._note(EMPTY.format(side), self._find_empty(chunk.counts))
+        ids = Column(TOKEN_IDS, chunk.flat.astype(np.int32, copy=False))  # which fit by now
+        return dataclasses.replace(chunk, columns={**chunk.columns, TOKENS: ids})
 
     def _find_empty(self, counts: np.ndarray) -> np.ndarray:
         """The records that did not fail, of which no node has a token besides those of marks."""
@@ -160,7 +170,9 @@ class BlockEncoder:
                 raise record
             if job.fields is not None:
                 return {side: text_of(record, field) for side, field in job.fields.items()}
-            arrays = {side: each for side, each in job.sides.items() if side not in self._of_spans}
+            arrays = {
+                side: features for side, features in job.sides.items() if side not in self._of_spans
+            }
             template = cast(Template, job.template)
             return templates.fill(template, record, self._of_spans, arrays)
         except Exception as error:
@@ -185,9 +197,10 @@ class BlockEncoder:
         """What stands for a record that failed, until its tokens are removed."""
         if self._job.fields is not None:
             return dict.fromkeys(self._of_spans, "")
+        nodes = self._job.nodes
         return {
-            side: [[("", 0.0, {n: each.filled(1) for n, each in known.items()})]] * self._job.nodes
-            for side, known in self._of_spans.items()
+            side: [[("", 0.0, {n: feature.filled(1) for n, feature in features.items()})]] * nodes
+            for side, features in self._of_spans.items()
         }
 
     def _encode(self, items: Sequence[Any], side: str, first: int) -> list[Ragged]:
@@ -202,8 +215,8 @@ class BlockEncoder:
                 self._fail(first, error)
                 return [self._encode_now([self._nothing[side]], side)]
         half = len(items) // 2
-        halves = (items[:half], first), (items[half:], first + half)
-        return [chunk for each, at in halves for chunk in self._encode(each, side, at)]
+        before = self._encode(items[:half], side, first)
+        return before + self._encode(items[half:], side, first + half)
 
     def _encode_now(self, items: Sequence[Any], side: str) -> Ragged:
         if self._job.fields is None:
@@ -217,11 +230,11 @@ class BlockEncoder:
         self, counts: np.ndarray, wrong: np.ndarray, describe: Callable[[int], str]
     ) -> None:
         """Fails the records of wrong tokens, each with the description of its first."""
-        at = np.flatnonzero(wrong)
-        of = np.searchsorted(np.cumsum(counts), at, side="right") // self._job.nodes
-        records, first = np.unique(of, return_index=True)
-        for number, place in zip(records.tolist(), at[first].tolist(), strict=True):
-            self._fail(number, InvalidValue(describe(place)))
+        positions = np.flatnonzero(wrong)
+        numbers = np.searchsorted(np.cumsum(counts), positions, side="right") // self._job.nodes
+        records, first = np.unique(numbers, return_index=True)
+        for number, position in zip(records.tolist(), positions[first].tolist(), strict=True):
+            self._fail(number, InvalidValue(describe(position)))
 
     def _require_ids(self, chunk: Ragged) -> None:
         flat, tokenizer = chunk.flat, self._tokenizer
@@ -261,46 +274,45 @@ class BlockEncoder:
             ),
         )
 
-    def _read_features(
-        self, items: Sequence[Mapping[str, Any]], chunks: Mapping[str, Ragged]
-    ) -> dict[str, Ragged]:
+    def _read_features(self, chunks: Mapping[str, Ragged]) -> dict[str, Ragged]:
         """The examples of all sides, with features that are not of spans.
 
         Features of records that failed are zeros, and they have no arrays.
         """
         job, nodes = self._job, self._job.nodes
-        known = {name for chunk in chunks.values() for name in chunk.columns}
-        found: dict[str, list[np.ndarray]] = {n: [] for n in job.columns if n not in known}
+        of_spans = {name for chunk in chunks.values() for name in chunk.columns}
+        arrays: dict[str, list[np.ndarray]] = {n: [] for n in job.columns if n not in of_spans}
         pointers = {
             name: np.split(chunk.columns[name].values, np.cumsum(chunk.counts)[:-1])
             for side, chunk in chunks.items()
             for name, feature in job.sides[side].items()
-            if feature.to is not None and name in known
+            if feature.to is not None and name in of_spans
         }
-        for number in range(len(items)) if found or pointers else ():
-            own = slice(number * nodes, (number + 1) * nodes)
-            counts = {side: chunk.counts[own].tolist() for side, chunk in chunks.items()}
-            example, values = {name: each[number] for name, each in pointers.items()}, {}
+        for number, item in enumerate(self.items) if arrays or pointers else ():
+            rows = slice(number * nodes, (number + 1) * nodes)
+            counts = {side: chunk.counts[rows].tolist() for side, chunk in chunks.items()}
+            example, values = {name: pointer[number] for name, pointer in pointers.items()}, {}
             try:
                 if number not in self.failed:
-                    values = self._values_of(number, items[number], counts, example, found)
+                    values = self._values_of(number, item, counts, example, arrays)
             except Exception as error:
                 self._fail(number, error)
             for side, features in job.sides.items():
-                for name in features.keys() & found.keys():
-                    found[name] += values.get(name) or _zeros(features[name], counts.get(side, [0]))
-        made = {}
+                sizes = counts.get(side, [0])
+                for name in features.keys() & arrays.keys():
+                    arrays[name] += values.get(name) or _zeros(features[name], sizes)
+        result = {}
         for side, features in job.sides.items():
             columns = dict(chunks[side].columns) if side in chunks else {}
-            for name, each in features.items():  # always in one order
-                own_values = found[name] if name in found else [columns.pop(name).values]
-                columns[name] = Column(each, np.concatenate(own_values))
+            for name, schema in features.items():  # always in one order
+                own_values = arrays[name] if name in arrays else [columns.pop(name).values]
+                columns[name] = Column(schema, np.concatenate(own_values))
             if side in chunks:
-                made[side] = dataclasses.replace(chunks[side], columns=columns)
+                result[side] = dataclasses.replace(chunks[side], columns=columns)
             else:
-                sizes = [len(values) for values in found[cast(str, find_lead(features))]]
-                made[side] = Ragged(np.array(sizes, np.int64), columns)
-        return made
+                sizes = [len(values) for values in arrays[cast(str, find_lead(features))]]
+                result[side] = Ragged(np.array(sizes, np.int64), columns)
+        return result
 
     def _values_of(
         self,
@@ -340,8 +352,8 @@ class BlockEncoder:
         stays = np.repeat(stays, self._job.nodes)
         tokens = np.repeat(stays, chunk.counts)
         columns = {
-            name: each if each.feature.per_example else Column(each.feature, each.values[tokens])
-            for name, each in chunk.columns.items()
+            name: Column(feature, values if feature.per_example else values[tokens])
+            for name, (feature, values) in chunk.columns.items()
         }
         texts = None if chunk.text_bytes is None else chunk.text_bytes * stays
         return Ragged(chunk.counts * stays, columns, texts)
@@ -353,15 +365,15 @@ def _zeros(feature: Feature, sizes: Sequence[int]) -> list[np.ndarray]:
     return [np.zeros(shape, feature.dtype) for shape in shapes]
 
 
-def _array_of(given: Mapping[str, Any], name: str, feature: Feature) -> Any:
+def _array_of(side: Mapping[str, Any], name: str, feature: Feature) -> Any:
     """The array of a feature of a side; an empty one if the side is empty, or it is null."""
-    if given and name not in given:
+    if side and name not in side:
         raise InvalidValue(
             f"{name} of the side {feature.of!r} is missing; there are "
-            f"{', '.join(map(str, given))}: name the feature like its field, or return all arrays "
+            f"{', '.join(map(str, side))}: name the feature like its field, or return all arrays "
             "of the side, or none"
         )
-    array = given[name] if given else None
+    array = side[name] if side else None
     return np.zeros((0, *feature.shape), feature.dtype) if array is None else array
 
 
@@ -389,4 +401,4 @@ def _features_of(
             f"{name} is {value!r:.60}; give a value for each of the {nodes - 1} continuations"
         )
     pairs = zip(values, sizes, strict=True)
-    return [feature.convert([each], name, [size]) for each, size in pairs]
+    return [feature.convert([entry], name, [size]) for entry, size in pairs]

@@ -74,14 +74,14 @@ class Inspection:
         for about, (count, first) in self.findings.items():
             more = ""
             if about == LOST:
-                most = ", ".join(repr(each) for each, _ in self.lost.most_common(5))
+                most = ", ".join(repr(character) for character, _ in self.lost.most_common(5))
                 more = f" ({self.lost.total():,} of {self.characters:,} characters, as {most})"
-            of = f"{count:,} of {counted(self.records, 'record')}"
-            yield f"in a sample, {of} {about}{more}; the first: {first}"
+            share = f"{count:,} of {counted(self.records, 'record')}"
+            yield f"in a sample, {share} {about}{more}; the first: {first}"
         unused = {name: n for name, n in self.fields.items() if name not in self.read}
         if unused:
             names = (
-                f"{n!r}" + f" of {each:,}" * (each < self.records) for n, each in unused.items()
+                f"{n!r}" + f" of {count:,}" * (count < self.records) for n, count in unused.items()
             )
             yield (
                 f"in a sample of {counted(self.records, 'record')}, fields that are not used: "
@@ -103,14 +103,14 @@ def inspect(job: Job, shards: Sequence[Shard]) -> Inspection:
     Raises:
         ValueError: the job is strict, and the tokenizer changes the text of a record.
     """
-    found, lenient = Inspection(), dataclasses.replace(job, on_error="skip")
-    found.read |= {*job.columns, *(job.fields or {}).values()}
-    with collect_notes(found.read):
+    inspection, lenient = Inspection(), dataclasses.replace(job, on_error="skip")
+    inspection.read |= {*job.columns, *(job.fields or {}).values()}
+    with collect_notes(inspection.read):
         for block in _draw(job.records, shards):
-            _Look(job, lenient, block, found).run()
-            if found.characters >= CHARACTERS:
+            _Look(lenient, block, inspection).run()
+            if inspection.characters >= CHARACTERS:
                 break
-    return found
+    return inspection
 
 
 def _draw(records: Sharded, shards: Sequence[Shard]) -> Iterator[Block]:
@@ -127,34 +127,34 @@ def _draw(records: Sharded, shards: Sequence[Shard]) -> Iterator[Block]:
         most = max(SAMPLE // (count * depth), 1)
         read = records.read(dataclasses.replace(shard, block=size))
         for block in itertools.islice(read, depth):
-            there = len(block.records)
-            chosen = sorted({at * there // most for at in range(most)}) if there else []
-            some = [block.records[at] for at in chosen], [block.places[at] for at in chosen]
-            yield Block(*some, block.unit, None)
+            total = len(block.records)
+            chosen = sorted({at * total // most for at in range(most)}) if total else []
+            sample = [block.records[at] for at in chosen], [block.places[at] for at in chosen]
+            yield Block(*sample, block.unit, None)
 
 
 class _Look:
     """A look at the sample of a block."""
 
-    def __init__(self, job: Job, lenient: Job, block: Block, found: Inspection):
-        self._job, self._block, self._found = job, block, found
-        self._encoder, self._tokenizer = BlockEncoder(lenient, block), job.tokenizer
+    def __init__(self, job: Job, block: Block, inspection: Inspection):
+        self._job, self._block, self._inspection = job, block, inspection
+        self._encoder, self._tokenizer = BlockEncoder(job, block), job.tokenizer
 
     def run(self) -> None:
         """Adds what is found to the inspection."""
-        encoder, found = self._encoder, self._found
+        encoder, inspection = self._encoder, self._inspection
         if not self._block.records:
             return
         chunks = encoder.encode()
-        found.records += len(self._block.records)
-        add_notes(found.findings, encoder.template_notes)
+        inspection.records += len(self._block.records)
+        add_notes(inspection.findings, encoder.template_notes)
         for number, record in enumerate(self._block.records):
             if number not in encoder.failed:
                 # Columns of tables are not read for this.
                 names = [
                     n for n in record if not isinstance(record, dict) or not is_empty(record[n])
                 ]
-                found.fields.update(names)
+                inspection.fields.update(names)
         if self._tokenizer is None:
             return
         size = self._job.nodes
@@ -164,40 +164,40 @@ class _Look:
             if number in encoder.failed:
                 continue
             for side, of_side in ids.items():
-                whole = self._job.fields is not None
-                nodes = [[(item[side],)]] if whole else item[side]
+                is_text = self._job.fields is not None
+                nodes = [[(item[side],)]] if is_text else item[side]
                 self._compare(nodes, of_side[number * size : (number + 1) * size], number)
-        found.tokens += sum(int(chunk.counts.sum()) for chunk in of_tokens.values())
+        inspection.tokens += sum(int(chunk.counts.sum()) for chunk in of_tokens.values())
 
     def _note(self, about: str, example: str, number: int) -> None:
         place = self._block.where(number, count=False)
-        add_notes(self._found.findings, {about: (1, f"{place}: {example}")})
+        add_notes(self._inspection.findings, {about: (1, f"{place}: {example}")})
 
-    def _compare(self, nodes: Sequence[Any], own: list[np.ndarray], number: int) -> None:
+    def _compare(self, nodes: Sequence[Any], node_ids: list[np.ndarray], number: int) -> None:
         """Compares the ids of the nodes of a record, of one side, with their spans."""
         tokenizer = extend(cast(Tokenizer, self._tokenizer))
         texts = ["".join(text for text, *_ in spans) for spans in nodes]
-        self._found.characters += (length := sum(map(len, texts)))
+        self._inspection.characters += (length := sum(map(len, texts)))
         if length > LONGEST:
             return
         if slots := [t.id for spans in nodes for t, *_ in spans if isinstance(t, templates.Slots)]:
-            own = [each[~np.isin(each, slots)] for each in own]
+            node_ids = [ids[~np.isin(ids, slots)] for ids in node_ids]
         unparsed = map(tokenizer.find_unparsed, (text for spans in nodes for text, *_ in spans))
-        if found := next(filter(None, unparsed), None):
-            example, is_own = found
+        if finding := next(filter(None, unparsed), None):
+            example, is_own = finding
             # The text of a record is text as it should be, and `strict` allows it.
             (self._differ if is_own else self._note)(UNPARSED, example, number)
-        wholes = [(texts[0], own[0])]
+        sequences = [(texts[0], node_ids[0])]
         if len(nodes) > 1:  # a continuation goes on from its prefix
-            pairs = zip(texts[1:], own[1:], strict=True)
-            wholes = [(texts[0] + text, np.append(own[0], each)) for text, each in pairs]
-        changed = [(text, now) for text, ids in wholes if (now := tokenizer.spell(ids)) != text]
+            pairs = zip(texts[1:], node_ids[1:], strict=True)
+            sequences = [(texts[0] + text, np.append(node_ids[0], ids)) for text, ids in pairs]
+        changed = [(text, now) for text, ids in sequences if (now := tokenizer.spell(ids)) != text]
         if changed:
             lost = _find_lost(*changed[0])
-            self._found.lost += lost
+            self._inspection.lost += lost
             self._differ(LOST if lost else CHANGED, _describe_change(*changed[0]), number)
         marks = [tokenizer.begin_id] * 2, [tokenizer.end_id] * 2
-        if own[0][:2].tolist() == marks[0] or own[-1][-2:].tolist() == marks[1]:
+        if node_ids[0][:2].tolist() == marks[0] or node_ids[-1][-2:].tolist() == marks[1]:
             self._note(TWICE, ONCE, number)
 
     def _differ(self, about: str, example: str, number: int) -> None:
@@ -230,5 +230,5 @@ def _describe_change(text: str, decoded: str) -> str:
     """The first difference of two texts, and what is around it."""
     pairs = enumerate(zip(text, decoded, strict=False))
     at = next((n for n, (one, other) in pairs if one != other), min(len(text), len(decoded)))
-    before, after = (each[max(at - 20, 0) : at + 20] for each in (text, decoded))
+    before, after = (version[max(at - 20, 0) : at + 20] for version in (text, decoded))
     return f"the tokenizer loses text: {before!r} becomes {after!r} when it is decoded"

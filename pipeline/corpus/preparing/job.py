@@ -79,9 +79,9 @@ class Job:
         require_type("field", self.field, str, "the name of a field of records")
         require_type("loss", self.loss, str | None, "the name of a side, or None")
         if self.task != CAUSAL and self.tasks != [self.task]:
-            made = "pairs" if traits_of(self.template).sides else "groups"
+            kinds = "pairs" if traits_of(self.template).sides else "groups"
             raise InvalidValue(
-                f"the template {templates.fingerprint(self.template)} makes {made}, which are of "
+                f"the template {templates.fingerprint(self.template)} makes {kinds}, which are of "
                 f"the task 'causal', and the task is {self.task.name!r}; leave task= out"
             )
         if TARGETS in self.tasks and cast(Tokenizer, self.tokenizer).begin_id is None:
@@ -119,16 +119,16 @@ class Job:
     @functools.cached_property
     def sides(self) -> dict[str, dict[str, Feature]]:
         """The features of each side of the stored examples; those of tokens first."""
-        given = self.features
-        known = check_features(traits_of(self.template).features if given is None else given)
+        features = traits_of(self.template).features if self.features is None else self.features
+        schemas = check_features(features)
         if self.nodes > 1:
-            known = add_parents(GROUPS.check(known))
-        if self.tokenizer is None and not any(feature.of_arrays for feature in known.values()):
+            schemas = add_parents(GROUPS.check(schemas))
+        if self.tokenizer is None and not any(feature.of_arrays for feature in schemas.values()):
             raise InvalidValue(
                 "tokenizer is None, and features describe no side of arrays; give a tokenizer for "
                 "text, or features such as {'patches': Feature('patches', dtype='uint8')}"
             )
-        return divide_features(self.tasks, known)
+        return divide_features(self.tasks, schemas)
 
     @functools.cached_property
     def fields(self) -> Mapping[str, str] | None:
@@ -150,7 +150,9 @@ class Job:
     @functools.cached_property
     def columns(self) -> dict[str, Feature]:
         """The features of the stored examples."""
-        return {name: each for features in self.sides.values() for name, each in features.items()}
+        return {
+            name: feature for features in self.sides.values() for name, feature in features.items()
+        }
 
     @functools.cached_property
     def origin(self) -> dict[str, str | None]:
@@ -163,8 +165,8 @@ class Job:
             "template": template,
         }
         if self.columns:
-            known = {name: feature.as_json for name, feature in self.columns.items()}
-            origin["features"] = fingerprint_of(known)
+            schemas = {name: feature.as_json for name, feature in self.columns.items()}
+            origin["features"] = fingerprint_of(schemas)
         return origin if self.on_error == "raise" else origin | {"on_error": self.on_error}
 
     def require_unchanged(self) -> None:

@@ -30,6 +30,6 @@ def prepare_pairs(
         **options: as for `prepare`.
     """
     pair = Pair.of(fields)
-    made = prepare(source, tokenizer, directory, template=pair, **options)
-    assert isinstance(made, Sides)
-    return made
+    corpus = prepare(source, tokenizer, directory, template=pair, **options)
+    assert isinstance(corpus, Sides)
+    return corpus

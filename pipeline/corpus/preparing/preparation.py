@@ -30,7 +30,6 @@ from pipeline.corpus.stored.log import (
     list_records,
     parts_of,
     read_counts,
-    record_path,
     remove_log,
     require_files,
 )
@@ -151,9 +150,9 @@ def prepare_share(
     shards = job.records.shards()
     if number == 0 or job.strict:
         _inspect(work, shards)
-    mine = list(enumerate(shards))[number::shares]
+    numbered = list(enumerate(shards))[number::shares]
     name = f"share {number} of {shares}"
-    _run(engine or Processes(), work, mine, name=name, progress=progress)
+    _run(engine or Processes(), work, numbered, name=name, progress=progress)
     with _discarding(work):
         job.require_unchanged()
 
@@ -185,15 +184,15 @@ def prepare_job(
                 _prepare(work, engine, progress)
     if (work.last / SHARDS).exists():  # a process was killed between the manifest and this
         work.remove_logs()
-    for place in work.places.values():  # or came late, and was killed
-        remove_leftovers(place, TEMPORARY)
-    made = {side: Corpus(place) for side, place in work.places.items()}
-    for side, corpus in made.items():
-        require_same_origin(work.places[side], corpus.origin, origin)
+    for folder in work.directories.values():  # or came late, and was killed
+        remove_leftovers(folder, TEMPORARY)
+    corpora = {side: Corpus(folder) for side, folder in work.directories.items()}
+    for side, corpus in corpora.items():
+        require_same_origin(work.directories[side], corpus.origin, origin)
         corpus.require_task(job.side_tasks[side])
     if not job.is_single:
-        return as_sides(made, job.loss)
-    (corpus,) = made.values()
+        return as_sides(corpora, job.loss)
+    (corpus,) = corpora.values()
     return read_as(corpus)
 
 
@@ -242,21 +241,21 @@ def _run(
     engine: Engine, work: Work, items: Sequence[tuple[int, Shard]], *, name: str, progress: bool
 ) -> None:
     """Does the shards that are not done yet, with a progress bar."""
-    there = work.read_all((number for number, _ in items), work.last)
-    missing = {number: shard for number, shard in items if not there[number][1]}
+    state = work.read_all((number for number, _ in items), work.last)
+    missing = {number: shard for number, shard in items if not state[number][1]}
     total = sum(shard.bytes for _, shard in items)
     done = total - sum(shard.bytes for shard in missing.values())
     options: dict = {"unit": "B", "unit_scale": True, "total": total, "initial": done}
-    every, started = 0, time.monotonic()
+    total_tokens, started = 0, time.monotonic()
     with (
         _explaining(work),
         Bar(name, shown=progress, **options) as bar,
         contextlib.closing(engine.run(work, list(missing.items()))) as results,
     ):
         for number, tokens in results:
-            every += tokens
-            rate = every / max(time.monotonic() - started, 1e-9)
-            postfix = f"{every / 1e6:,.1f} M tokens, {rate / 1e6:.2f} M/s"
+            total_tokens += tokens
+            rate = total_tokens / max(time.monotonic() - started, 1e-9)
+            postfix = f"{total_tokens / 1e6:,.1f} M tokens, {rate / 1e6:.2f} M/s"
             bar.set_postfix_str(postfix, refresh=False)
             if shard := missing.pop(number, None):  # else repeated by the engine
                 bar.update(shard.bytes)
@@ -266,23 +265,21 @@ def _finish(work: Work, manifests: Mapping[str, Manifest], shards: int, engine: 
     """Makes a corpus of the parts, once all shards are done."""
     tokens = learnt = 0
     todo, lines, failures = [], list[str](), list[str]()
-    for side, place in work.places.items():
+    for side, directory in work.directories.items():
         manifest = manifests[side]
         if manifest.finished:  # by a process that was killed before it finished the others
             continue
-        there, task = work.read_all(range(shards), place), work.job.side_tasks[side]
-        records = [record for found, _ in there.values() for record in found]
-        if missing := [shard for shard, (_, done) in there.items() if not done]:
+        state, task = work.read_all(range(shards), directory), work.job.side_tasks[side]
+        records = [record for of_shard, _ in state.values() for record in of_shard]
+        if missing := [shard for shard, (_, done) in state.items() if not done]:
             raise InvalidState(
                 f"{type(engine).__name__} ended without {len(missing):,} of {shards:,} shards, "
                 f"first shard {missing[0]}; run again to finish"
             )
-        paths = [record_path(place, each["shard"], each["number"]) for each in records]
-        of_records = [parts_of(*pair) for pair in zip(paths, records, strict=True)]
-        parts = [part for each in of_records for part in each]
-        require_files(place, parts)
-        counts = np.concatenate([np.zeros(0, np.uint32), *read_counts(place, parts, task)])
-        todo.append((place, dataclasses.replace(manifest, parts=parts), counts))
+        parts = [part for record in records for part in parts_of(directory, record)]
+        require_files(directory, parts)
+        counts = np.concatenate([np.zeros(0, np.uint32), *read_counts(directory, parts, task)])
+        todo.append((directory, dataclasses.replace(manifest, parts=parts), counts))
         tokens += int(counts.sum())
         learnt += sum(part.learnt for part in parts) * task.has_targets
         failures += _list_failures(records)
@@ -300,29 +297,29 @@ def _finish(work: Work, manifests: Mapping[str, Manifest], shards: int, engine: 
             # A name that is not UTF-8 is spelled as JSON can, with escapes.
             file.writelines(f"{line}\n".encode(errors="backslashreplace") for line in failures)
         text = "%s of %s records failed and have no tokens; %s lists them: %s"
-        every, failed = f"{examples // work.job.nodes:,}", f"{len(failures):,}"
-        logger.warning(text, failed, every, os.fspath(path), _count_reasons(failures))
-    for each in todo:
-        finish(*each)
+        num_records, failed = f"{examples // work.job.nodes:,}", f"{len(failures):,}"
+        logger.warning(text, failed, num_records, os.fspath(path), _count_reasons(failures))
+    for directory, manifest, counts in todo:
+        finish(directory, manifest, counts)
 
 
 def _list_failures(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """A line of JSON for each record that failed, with the number of its example in the corpus."""
     first = 0
     for record in records:
-        for each in record["failed"]:
-            reason, example = each.pop("reason"), each.pop("example") + first
+        for failure in record["failed"]:
+            reason, example = failure.pop("reason"), failure.pop("example") + first
             (part,) = record["parts"]
-            each |= {"part": part["file"], "example": example, "reason": reason}
-            yield json.dumps(each, ensure_ascii=False)
+            failure |= {"part": part["file"], "example": example, "reason": reason}
+            yield json.dumps(failure, ensure_ascii=False)
         first += sum(part["examples"] for part in record["parts"])
 
 
-def _describe_notes(records: Sequence[Mapping[str, Any]], every: int) -> list[str]:
+def _describe_notes(records: Sequence[Mapping[str, Any]], num_records: int) -> list[str]:
     """A sentence for each kind of note, with the number of records and the first of them."""
-    notes: Notes = functools.reduce(add_notes, (each.get("notes", {}) for each in records), {})
+    notes: Notes = functools.reduce(add_notes, (record.get("notes", {}) for record in records), {})
     return [
-        f"{count:,} of {counted(every, 'record')} {about}; the first: {first}"
+        f"{count:,} of {counted(num_records, 'record')} {about}; the first: {first}"
         for about, (count, first) in notes.items()
     ]
 
@@ -348,8 +345,8 @@ def _require_tokens(
 
 def _count_reasons(failures: Sequence[str]) -> str:
     """The number of failures of each kind: the beginning of their reasons, without numbers."""
-    every = (json.loads(line)["reason"] for line in failures)
-    bare = (re.sub("^it does not suit the template [^:]*: ", "", reason) for reason in every)
+    full_reasons = (json.loads(line)["reason"] for line in failures)
+    bare = (re.sub("^it does not suit the template [^:]*: ", "", reason) for reason in full_reasons)
     reasons = [re.split(r"[:;(]|\.(?=\s|$)", reason)[0].strip() for reason in bare]
     kinds = collections.Counter(re.sub(r"[\d,]*\d", "…", reason) for reason in reasons)
     return name_some([f"{count:,} × {kind}" for kind, count in kinds.most_common()])
@@ -361,10 +358,10 @@ def _discarding(work: Work) -> Iterator[None]:
     try:
         yield
     except ValueError:
-        for place in () if work.finished else {work.directory, *work.places.values()}:
-            (place / MANIFEST).unlink(missing_ok=True)
-            remove_log(place)
-            for path in place.iterdir():
+        for directory in () if work.finished else {work.directory, *work.directories.values()}:
+            (directory / MANIFEST).unlink(missing_ok=True)
+            remove_log(directory)
+            for path in directory.iterdir():
                 named = PART_NAME.fullmatch(path.name) or TEMPORARY.fullmatch(path.name)
                 if named or path.name in BESIDE:
                     path.unlink(missing_ok=True)

@@ -98,8 +98,9 @@ def workers(function: Callable[[Any], Any], number: int) -> Iterator[Callable[[A
             ) from error
         file.flush()
         # A connection, because pickling one for a new worker hands over its open file.
-        context, given = multiprocessing.get_context("spawn"), Connection(os.dup(file.fileno()))
-        pool = ProcessPoolExecutor(number, context, initializer=_start, initargs=(given,))
+        context = multiprocessing.get_context("spawn")
+        connection = Connection(os.dup(file.fileno()))
+        pool = ProcessPoolExecutor(number, context, initializer=_start, initargs=(connection,))
         started_in = os.getpid()
         # Code typed into `python -` has the file name <stdin>, which workers would try to import.
         main = vars(sys.modules["__main__"])
@@ -126,11 +127,11 @@ def workers(function: Callable[[Any], Any], number: int) -> Iterator[Callable[[A
 _function: Callable[[Any], Any]
 
 
-def _start(given: Connection) -> None:
+def _start(connection: Connection) -> None:
     """Sets up a worker, which ends with the process that started it, even if that is killed."""
     global _function
     # Workers share the read position of the file; a memory map has none.
-    with given, mmap.mmap(given.fileno(), 0, access=mmap.ACCESS_READ) as content:
+    with connection, mmap.mmap(connection.fileno(), 0, access=mmap.ACCESS_READ) as content:
         _function = pickle.loads(content)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # a process for each CPU is enough
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # its parent reports it

@@ -65,7 +65,7 @@ class Work:
         return json_digest([self.job.origin, [task.name for task in self.job.tasks]])
 
     @functools.cached_property
-    def places(self) -> dict[str, epath.Path]:
+    def directories(self) -> dict[str, epath.Path]:
         """The directory of each side: that of the corpus itself if it is single, or one in it."""
         if self.job.is_single:
             return dict.fromkeys(self.job.sides, self.directory)
@@ -74,7 +74,7 @@ class Work:
     @property
     def last(self) -> epath.Path:
         """The directory of the last side."""
-        return [*self.places.values()][-1]
+        return [*self.directories.values()][-1]
 
     @property
     def finished(self) -> bool:
@@ -84,15 +84,15 @@ class Work:
     def declare(self) -> dict[str, Manifest]:
         """Says what corpus the directory will hold, or refuses one that was begun otherwise."""
         if not self.job.is_single:
-            record_sides(self.directory, [*self.places], self.job.loss)
+            record_sides(self.directory, [*self.directories], self.job.loss)
         elif read_sides(self.directory) is not None:
             raise InvalidValue(
                 f"{os.fspath(self.directory)} holds a corpus of several sides; prepare with their "
                 "features, or choose another directory"
             )
-        return {side: self._declare(side, place) for side, place in self.places.items()}
+        return {side: self._declare(side, path) for side, path in self.directories.items()}
 
-    def _declare(self, side: str, place: epath.Path) -> Manifest:
+    def _declare(self, side: str, directory: epath.Path) -> Manifest:
         job, task = self.job, self.job.side_tasks[side]
         tokenizer = job.tokenizer if task.has_tokens else None
         manifest = Manifest(
@@ -102,40 +102,40 @@ class Work:
             source=str(job.source),
             features=job.sides[side],
         )
-        make_directory(place)
-        if (begun := Manifest.find(place)) is None:
-            refuse_others(place)
+        make_directory(directory)
+        if (begun := Manifest.find(directory)) is None:
+            refuse_others(directory)
         elif (
             begun.finished
             or (begun.origin, begun.task) == (manifest.origin, manifest.task)
-            or list_records(place)
+            or list_records(directory)
         ):
-            require_same_origin(place, begun.origin, job.origin)
+            require_same_origin(directory, begun.origin, job.origin)
             if begun.task != manifest.task:
                 raise InvalidValue(
-                    f"{os.fspath(place)} holds a corpus of the task {begun.task!r}, not "
+                    f"{os.fspath(directory)} holds a corpus of the task {begun.task!r}, not "
                     f"{manifest.task!r}; give that, or another directory"
                 )
             return begun
-        saved = None if tokenizer is None else tokenizer.save(place)
+        saved = None if tokenizer is None else tokenizer.save(directory)
         manifest = dataclasses.replace(manifest, tokenizer=saved)
         try:
-            begin(place, manifest, once=begun is None)
+            begin(directory, manifest, once=begun is None)
         except FileExistsError:  # another process began it meanwhile, and may have finished it
-            return self._declare(side, place)
+            return self._declare(side, directory)
         return manifest
 
     def remove_logs(self) -> None:
         """Removes the records of all sides."""
-        for place in self.places.values():
-            remove_log(place)
+        for directory in self.directories.values():
+            remove_log(directory)
 
     def read_all(
-        self, shards: Iterable[int], place: epath.Path
+        self, shards: Iterable[int], directory: epath.Path
     ) -> dict[int, tuple[list[dict[str, Any]], bool]]:
         """For each shard its records in a directory, in order, and whether it is done."""
-        there = read_records(place)
-        return {shard: self._follow(shard, lambda *key: there.get(key)) for shard in shards}
+        records = read_records(directory)
+        return {shard: self._follow(shard, lambda *key: records.get(key)) for shard in shards}
 
     def _follow(
         self, shard: int, read: Callable[[int, int], dict[str, Any] | None]
@@ -157,11 +157,11 @@ class Work:
         tokens = 0
         try:
             records, done = self._follow(number, functools.partial(read_record, self.last))
-            start, part = records[-1]["next"] if records else None, len(records)
+            start, part_number = records[-1]["next"] if records else None, len(records)
             blocks = () if done else self.job.records.read(shard, start)
-            for piece in divide(self.job, blocks, self.most):
-                tokens += self._write(number, part, piece)
-                part += 1
+            for encoded in divide(self.job, blocks, self.most):
+                tokens += self._write(number, part_number, encoded)
+                part_number += 1
         except (OSError, Damaged):
             if not self.finished:
                 raise
@@ -169,32 +169,32 @@ class Work:
             self.remove_logs()
         return number, tokens
 
-    def _write(self, shard: int, number: int, piece: Encoded) -> int:
+    def _write(self, shard: int, number: int, encoded: Encoded) -> int:
         """Writes a part of each side and then its record, unless others have written the same."""
-        job, tokens, failed, notes = self.job, 0, piece.failed, piece.notes
-        for side, place in self.places.items():
+        job, tokens, failed, notes = self.job, 0, encoded.failed, encoded.notes
+        for side, directory in self.directories.items():
             parts = []
-            if piece.examples:
-                path, examples = place / part_name(shard, number), piece.examples[side]
+            if encoded.examples:
+                path, examples = directory / part_name(shard, number), encoded.examples[side]
                 task, size = job.side_tasks[side], None
                 if task.has_tokens and job.tokenizer is not None:
                     size = job.tokenizer.vocab_size
                 kind: Any = {"task": task, "origin": job.origin, "vocab_size": size}
                 parts = [write_part(path, examples, **kind).part]
-            rest: Any = {"next": piece.next, "failed": failed, "origin": self.origin}
+            entries: Any = {"next": encoded.next, "failed": failed, "origin": self.origin}
             try:
-                write_record(place, shard, number, parts=parts, notes=notes, **rest)
+                write_record(directory, shard, number, parts=parts, notes=notes, **entries)
                 tokens += sum(part.tokens for part in parts)
             except FileExistsError:
-                self._require_same(place, shard, number, parts)
+                self._require_same(directory, shard, number, parts)
             failed, notes = [], {}  # the first side has those of all
         return tokens
 
     def _require_same(
-        self, place: epath.Path, shard: int, number: int, parts: Sequence[Part]
+        self, directory: epath.Path, shard: int, number: int, parts: Sequence[Part]
     ) -> None:
-        there = read_record(place, shard, number)
-        if there and [each["sha256"] for each in there["parts"]] != [p.sha256 for p in parts]:
+        record = read_record(directory, shard, number)
+        if record and [entry["sha256"] for entry in record["parts"]] != [p.sha256 for p in parts]:
             raise InvalidState(
                 f"another process made other examples of shard {shard}, part {number}, of "
                 f"{self.job.source}: the source or a function gives different results each time. "
@@ -208,36 +208,35 @@ def divide(job: Job, blocks: Iterable[Block], most: tuple[int, int]) -> Iterator
     If less than a fraction of a part follows, that joins the part. So a part is known when enough
     of the next one is.
     """
-    held: list[Encoded] = []  # one of each block that is in no part yet
+    pending: list[Encoded] = []  # one of each block that is in no part yet
     full = 0  # how many of them make a full part
     for block in blocks:
-        held.append(encode_block(job, block))
+        pending.append(encode_block(job, block))
         block.records.clear()  # a text may be very long
-        if full and _reaches(held[full:], most, REST):
-            yield _join(held[:full])
-            held, full = held[full:], 0
-        if not full and _reaches(held, most) and block.next is not None:
-            full = len(held)
-    if held:
-        yield _join(held)
+        if full and _reaches(pending[full:], most, REST):
+            yield _join(pending[:full])
+            pending, full = pending[full:], 0
+        if not full and _reaches(pending, most) and block.next is not None:
+            full = len(pending)
+    if pending:
+        yield _join(pending)
 
 
-def _reaches(pieces: Sequence[Encoded], most: tuple[int, int], fraction: int = 1) -> bool:
-    """Whether pieces have one part in `fraction` of a full part's examples or tokens."""
-    every = [each for piece in pieces for each in piece.examples.values()]
-    examples = sum(len(next(iter(p.examples.values())).counts) for p in pieces if p.examples)
-    size = sum(each.size for each in every)
+def _reaches(encodings: Sequence[Encoded], most: tuple[int, int], fraction: int = 1) -> bool:
+    """Whether encodings have one part in `fraction` of a full part's examples or tokens."""
+    examples = sum(encoded.num_examples for encoded in encodings)
+    size = sum(chunk.size for encoded in encodings for chunk in encoded.examples.values())
     return fraction * examples >= most[0] or fraction * size >= most[1]
 
 
-def _join(pieces: Sequence[Encoded]) -> Encoded:
-    """Consecutive pieces as one."""
+def _join(encodings: Sequence[Encoded]) -> Encoded:
+    """Consecutive encodings as one."""
     chunks, failed, before = dict[str, list[Ragged]](), list[dict[str, Any]](), 0
-    for piece in pieces:
-        failed += [each | {"example": each["example"] + before} for each in piece.failed]
-        for side, examples in piece.examples.items():
+    for encoded in encodings:
+        failed += [failure | {"example": failure["example"] + before} for failure in encoded.failed]
+        for side, examples in encoded.examples.items():
             chunks.setdefault(side, []).append(examples)
-        before += len(next(iter(piece.examples.values())).counts) if piece.examples else 0
-    notes: Notes = functools.reduce(add_notes, (piece.notes for piece in pieces), {})
-    whole = {side: Ragged.concatenate(several) for side, several in chunks.items()}
-    return Encoded(whole, failed, pieces[-1].next, notes)
+        before += encoded.num_examples
+    notes: Notes = functools.reduce(add_notes, (encoded.notes for encoded in encodings), {})
+    merged = {side: Ragged.concatenate(several) for side, several in chunks.items()}
+    return Encoded(merged, failed, encodings[-1].next, notes)

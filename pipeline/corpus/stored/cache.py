@@ -149,10 +149,10 @@ class PartCache(Handles, PartStore):
         make_directory(directory)
         self._sizes, self._names = parts.numbers("bytes"), parts.strings("file")
         self._numbers = {name: number for number, name in enumerate(self._names)}
-        here, _ = self._scan()
+        present, _ = self._scan()
         if max_bytes is None:
             free = shutil.disk_usage(directory).free
-            max_bytes = min(MAX_BYTES, sum(here.values()) + free // 2)
+            max_bytes = min(MAX_BYTES, sum(present.values()) + free // 2)
         if max_bytes < min(2 * self._sizes.max(), self._sizes.sum()):
             raise InvalidValue(
                 f"cache_bytes is {max_bytes:,}, but a part of {os.fspath(source)} has up to "
@@ -160,7 +160,7 @@ class PartCache(Handles, PartStore):
                 "two windows of the plan"
             )
         self.max_bytes = max_bytes
-        self.__setstate__({})
+        super().__init__()
 
     def restart(self) -> None:
         """See `Handles`."""
@@ -170,8 +170,8 @@ class PartCache(Handles, PartStore):
         self._seen: set[str] = set()  # the parts that were there at the last look
         self._needed = np.full(self.num_parts, NEVER)
         self._demands: list[Demand] = []
-        self._threads, self._told = 0, False
-        self._failures: set[str] = set()
+        self._threads = 0
+        self._logged: set[str] = set()
 
     @property
     def caches(self) -> tuple[tuple["PartCache", int], ...]:
@@ -183,8 +183,8 @@ class PartCache(Handles, PartStore):
         path, source = epath.Path(self.directory / name), self.source / name
         with contextlib.suppress(OSError, ValueError):  # missing or damaged
             return read(path)
-        with source.open("rb") as there, atomic_write(path) as file:
-            shutil.copyfileobj(there, file, 1 << 26)
+        with source.open("rb") as remote, atomic_write(path) as file:
+            shutil.copyfileobj(remote, file, 1 << 26)
         try:
             return read(path)
         except InvalidValue as error:
@@ -192,13 +192,13 @@ class PartCache(Handles, PartStore):
 
     def open(self, numbers: Sequence[int]) -> list[PartFile]:
         """The files of these parts, whose digests are right; waits for those that are not there."""
-        found = {number: self._verify(number) for number in numbers}
-        if missing := [number for number, file in found.items() if file is None]:
+        files = {number: self._verify(number) for number in numbers}
+        if missing := [number for number, file in files.items() if file is None]:
             begin = time.perf_counter()
             with ThreadPoolExecutor(FETCHES) as pool:
-                found |= zip(missing, pool.map(self._wait, missing), strict=True)
+                files |= zip(missing, pool.map(self._wait, missing), strict=True)
             self.count(stalls=1, waited=time.perf_counter() - begin)
-        return [file for file in found.values() if file is not None]
+        return [file for file in files.values() if file is not None]
 
     def has(self, number: int) -> bool:
         """Whether a part is there."""
@@ -258,11 +258,11 @@ class PartCache(Handles, PartStore):
 
     def _work(self) -> None:
         while (needs := self._ask()) is not None:
-            here, self._needed = needs
+            needed_here, self._needed = needs
             try:
-                self._tell(here)
-                order = np.argsort(here, kind="stable")
-                wanted = order[: np.count_nonzero(here < NEVER)].tolist()
+                self._tell(needed_here)
+                order = np.argsort(needed_here, kind="stable")
+                wanted = order[: np.count_nonzero(needed_here < NEVER)].tolist()
                 if not self._fetch(wanted, self._needed):
                     time.sleep(PAUSE)
             except Exception as error:
@@ -274,19 +274,18 @@ class PartCache(Handles, PartStore):
 
         Needed here, and anywhere.
         """
-        said = [(demand, self._call(demand)) for demand in list(self._demands)]
+        answers = [(demand, self._call(demand)) for demand in list(self._demands)]
         with self._lock:
-            over = [demand for demand, needs in said if needs is None]
+            over = [demand for demand, needs in answers if needs is None]
             self._demands = [demand for demand in self._demands if demand not in over]
             if not self._demands:
                 self._threads -= 1
                 return None
         first = [np.full(self.num_parts, NEVER) for _ in Needs._fields]
-        for needed, windows in (
-            (first[n], w) for _, needs in said for n, w in enumerate(needs or ())
-        ):
-            for place, numbers in enumerate(windows):
-                needed[numbers] = np.minimum(needed[numbers], place)
+        for _, needs in answers:
+            for needed, windows in zip(first, needs or (), strict=False):
+                for window, numbers in enumerate(windows):
+                    needed[numbers] = np.minimum(needed[numbers], window)
         return first
 
     def _call(self, demand: Demand) -> Needs | None:
@@ -297,12 +296,16 @@ class PartCache(Handles, PartStore):
             self._log_failure(error)
             return Needs.of(())
 
-    def _log_failure(self, error: Exception) -> None:
-        """Logs a failure once, by one thread."""
+    def _is_new(self, text: str) -> bool:
+        """Whether no thread has asked for this text before, so that each is logged once."""
         with self._lock:
-            new = str(error) not in self._failures
-            self._failures.add(str(error))
-        if new:
+            new = text not in self._logged
+            self._logged.add(text)
+            return new
+
+    def _log_failure(self, error: Exception) -> None:
+        """Logs a failure, once."""
+        if self._is_new(str(error)):
             logger.warning(
                 "fetching from %s into %s failed, and is tried again every %d s: %s",
                 *(os.fspath(self.source), self.directory, AFTER_FAILURE, error),
@@ -310,12 +313,9 @@ class PartCache(Handles, PartStore):
             )
 
     def _tell(self, needed: np.ndarray) -> None:
-        """Logs that the first window has no room."""
+        """Logs that the first window has no room, once."""
         size = int(self._sizes[needed == 0].sum())
-        with self._lock:
-            new = size > self.max_bytes and not self._told
-            self._told |= new
-        if new:
+        if size > self.max_bytes and self._is_new("no room"):
             logger.warning(
                 "the files of a window of %s have %s bytes, but %s has room for %s, so they are "
                 "fetched again and again; raise cache_bytes, or give the plan a smaller window=",
@@ -328,19 +328,19 @@ class PartCache(Handles, PartStore):
         None: all are there or are being fetched, or there is no room for that part yet.
         """
         with open_locked(self.directory / LOCK):
-            here, fetching = self._scan()
+            present, fetching = self._scan()
             for other in [*fetching]:  # what a killed process left has no lock
                 with contextlib.suppress(BlockingIOError):
                     with open_locked(self._fetching(other), wait=False):
                         self._fetching(other).unlink()
                     del fetching[other]
-            self._note({*here})
+            self._note({*present})
             names = ((number, self._names[number]) for number in wanted)
-            new = ((n, name) for n, name in names if name not in here and name not in fetching)
+            new = ((n, name) for n, name in names if name not in present and name not in fetching)
             if (first := next(new, None)) is None:
                 return None
             number, name = first
-            if not self._make_room(number, needed, here, sum(fetching.values())):
+            if not self._make_room(number, needed, present, sum(fetching.values())):
                 return None
             temporary, size = self._fetching(name), int(self._sizes[number])
             file = open_locked(temporary)
@@ -356,45 +356,45 @@ class PartCache(Handles, PartStore):
         self.count(fetched=size)
         return part
 
-    def _note(self, here: set[str]) -> None:
+    def _note(self, present: set[str]) -> None:
         """Counts evictions by any process: files that were there at the last look, and are not."""
-        if self._seen - here:
+        if self._seen - present:
             self.evictions += 1
-        self._seen = here
+        self._seen = present
 
     def _fetching(self, name: str) -> pathlib.Path:
         """The path of a part while it is being fetched."""
         return self.directory / FETCHING.format(name)
 
     def _make_room(
-        self, number: int, needed: np.ndarray, here: dict[str, int], reserved: int
+        self, number: int, needed: np.ndarray, present: dict[str, int], reserved: int
     ) -> bool:
         """Evicts parts until part `number` has room; returns False, and evicts none, if that fails.
 
         `reserved` is the size of the parts that are being fetched.
         """
-        room = self.max_bytes - sum(here.values()) - reserved
+        room = self.max_bytes - sum(present.values()) - reserved
         # Parts that the corpus does not have are needed by nobody.
-        numbers = {name: self._numbers.get(name) for name in here}
+        numbers = {name: self._numbers.get(name) for name in present}
         when = {name: NEVER if n is None else int(needed[n]) for name, n in numbers.items()}
-        later = [name for name in here if when[name] > needed[number]]
+        later = [name for name in present if when[name] > needed[number]]
         out = sorted(later, key=lambda name: (when[name], name), reverse=True)
-        sizes = np.cumsum([0, *(here[name] for name in out)])
+        sizes = np.cumsum([0, *(present[name] for name in out)])
         if room + sizes[-1] < self._sizes[number]:
             return False
         out = out[: int(np.searchsorted(sizes, self._sizes[number] - room))]
         for name in out:
             (self.directory / name).unlink(missing_ok=True)
-        self._note({*here} - {*out})
+        self._note({*present} - {*out})
         return True
 
     def _scan(self) -> tuple[dict[str, int], dict[str, int]]:
         """The file sizes of complete parts, and of those that are being fetched, by name."""
-        whole: dict[str, int] = {}
+        complete: dict[str, int] = {}
         reserved: dict[str, int] = {}
         for entry in os.scandir(self.directory):
             if named := NAMES.fullmatch(entry.name):
                 with contextlib.suppress(FileNotFoundError):
-                    files = whole if named[1] else reserved
+                    files = complete if named[1] else reserved
                     files[named[1] or named[2]] = entry.stat(follow_symlinks=False).st_size
-        return whole, reserved
+        return complete, reserved

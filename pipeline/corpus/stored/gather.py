@@ -31,7 +31,7 @@ class Pieces(NamedTuple):
     def take(self, which: np.ndarray) -> "Pieces":
         """Some of the pieces, by a mask or by their places."""
         epoch = self.epoch[which] if np.ndim(self.epoch) else self.epoch
-        return Pieces._make([*(each[which] for each in self[:4]), epoch])
+        return Pieces._make([*(column[which] for column in self[:4]), epoch])
 
 
 # All memory of the process, from this address on. Only what an array holds may be read of it.
@@ -82,7 +82,7 @@ def _copy_at_once(addresses: np.ndarray, sizes: np.ndarray, reach: np.ndarray) -
     begins, ends, gaps, gap_ends = (edges[at:-1:4] for at in (1, 2, 3, 4))
     np.subtract(addresses, BASE, out=begins)
     np.add(begins, sizes, out=ends)
-    gaps.fill(_zeros(total) - BASE)
+    gaps.fill(address_of(_zeros(total.bit_length())) - BASE)
     np.add(gaps, reach - sizes, out=gap_ends)
     # Arrow reserves memory by the mean length of all strings, computed from the last edge: here a
     # little more than all that is copied, so that it is never moved. Nothing is read up to there.
@@ -96,22 +96,18 @@ def _copy_at_once(addresses: np.ndarray, sizes: np.ndarray, reach: np.ndarray) -
 def _copy_one_by_one(addresses: np.ndarray, sizes: np.ndarray, reach: np.ndarray) -> np.ndarray:
     """Copies one piece after another, for an Arrow that checks strings: some 20 times as slow."""
     copied = np.zeros(int(reach.sum()), np.uint8)
-    places = address_of(copied) + np.cumsum(reach) - reach
-    for place, address, size in zip(
-        places.tolist(), addresses.tolist(), sizes.tolist(), strict=True
+    targets = address_of(copied) + np.cumsum(reach) - reach
+    for target, address, size in zip(
+        targets.tolist(), addresses.tolist(), sizes.tolist(), strict=True
     ):
-        ctypes.memmove(place, address, size)
+        ctypes.memmove(target, address, size)
     return copied
 
 
 @functools.lru_cache
-def _zeros_of(log_size: int) -> np.ndarray:
+def _zeros(log_size: int) -> np.ndarray:
+    """2 to the power of `log_size` zeros; they take memory once they are read."""
     return np.zeros(1 << log_size, np.uint8)
-
-
-def _zeros(size: int) -> int:
-    """The address of at least `size` zeros; they take memory once they are read."""
-    return address_of(_zeros_of(size.bit_length()))
 
 
 def _is_sound(copy: Copy) -> bool:
@@ -120,8 +116,8 @@ def _is_sound(copy: Copy) -> bool:
     firsts, sizes = np.array([40, 0, 7, 7, 63]), np.array([8, 16, 0, 5, 1])
     reach = sizes + np.array([0, 3, 2, 0, 0])
     due = np.zeros(int(reach.sum()), np.uint8)
-    for at, first, size in zip(np.cumsum(reach) - reach, firsts, sizes, strict=True):
-        due[at : at + size] = source[first : first + size]
+    for begin, first, size in zip(np.cumsum(reach) - reach, firsts, sizes, strict=True):
+        due[begin : begin + size] = source[first : first + size]
     try:
         return np.array_equal(copy(address_of(source) + firsts, sizes, reach), due)
     except (pa.ArrowException, ValueError, MemoryError, IndexError, OSError):
@@ -159,8 +155,8 @@ def gather(
             None: `sizes`.
     """
     item = values.itemsize * math.prod(values.shape[1:])
-    places = sizes if reach is None else reach
-    copied = copy_memory(address_of(values) + item * first, item * sizes, item * places)
+    room = sizes if reach is None else reach
+    copied = copy_memory(address_of(values) + item * first, item * sizes, item * room)
     return copied.view(values.dtype).reshape(-1, *values.shape[1:])
 
 

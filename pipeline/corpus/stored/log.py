@@ -11,7 +11,7 @@ import dataclasses
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from etils import epath
@@ -30,7 +30,7 @@ from pipeline.corpus.stored.directory import (
     write_entries,
 )
 from pipeline.corpus.stored.manifest import Manifest, is_finished
-from pipeline.corpus.stored.parts import Part, place_of_offsets, read_counts_of
+from pipeline.corpus.stored.parts import Part, range_of_offsets, read_counts_of
 from pipeline.corpus.tasks import TASKS, Task
 from pipeline.errors import InvalidValue
 from pipeline.fs import objects
@@ -53,35 +53,23 @@ PARTS_AT_ONCE = 256
 Key: TypeAlias = tuple[int, int]
 
 
-class Sealed(NamedTuple):
-    """What a writer has sealed.
+def read_sealed(directory: epath.Path) -> tuple[list[Part], Any, bool]:
+    """The parts that a writer has sealed in `directory`, its cursor, and whether it has finished.
 
-    Attributes:
-        parts: the parts, in order.
-        cursor: where the source continues after them, any JSON; None: unknown.
-        ended: whether no other part follows.
-    """
-
-    parts: list[Part]
-    cursor: Any
-    ended: bool
-
-
-def read_sealed(directory: epath.Path) -> Sealed:
-    """What a writer has sealed in `directory`.
+    The cursor is any JSON; None: unknown.
 
     Raises:
         ValueError: a record is missing, changed, half-written or out of order.
     """
     parts, cursor, ended = list[Part](), None, False
     for key, record in read_records(directory).items():
-        path = record_path(directory, 0, len(parts))
         if key != (0, len(parts)):
+            path = record_path(directory, 0, len(parts))
             raise damage(path, f"it is missing, and {record_path(directory, *key).name} is there")
-        parts += parts_of(path, record)
+        parts += parts_of(directory, record)
         ended = record["next"] is None
         cursor = None if ended else record["next"][0]
-    return Sealed(parts, cursor, ended)
+    return parts, cursor, ended
 
 
 def read_counts(directory: epath.Path, parts: Sequence[Part], task: Task) -> list[np.ndarray]:
@@ -90,20 +78,20 @@ def read_counts(directory: epath.Path, parts: Sequence[Part], task: Task) -> lis
     Raises:
         ValueError: a part is missing, or its lengths changed.
     """
-    found: list[np.ndarray] = []
-    for at in range(0, len(parts), PARTS_AT_ONCE):
-        group = parts[at : at + PARTS_AT_ONCE]
-        paths = [directory / part.file for part in group]
+    counts: list[np.ndarray] = []
+    for first in range(0, len(parts), PARTS_AT_ONCE):
+        chunk = parts[first : first + PARTS_AT_ONCE]
+        paths = [directory / part.file for part in chunk]
         try:
-            contents = objects.get_ranges(paths, *zip(*map(place_of_offsets, group), strict=True))
+            contents = objects.get_ranges(paths, *zip(*map(range_of_offsets, chunk), strict=True))
         except OSError:
-            require_files(directory, group)
+            require_files(directory, chunk)
             raise
-        for part, path, content in zip(group, paths, contents, strict=True):
-            found.append(read_counts_of(content))
-            if lengths_module.digest(task.lengths(found[-1])) != part.lengths_digest:
+        for part, path, content in zip(chunk, paths, contents, strict=True):
+            counts.append(read_counts_of(content))
+            if lengths_module.digest(task.lengths(counts[-1])) != part.lengths_digest:
                 raise damage(path, "the digest of its lengths differs")
-    return found
+    return counts
 
 
 def require_files(directory: epath.Path, parts: Sequence[Part]) -> None:
@@ -166,14 +154,15 @@ def write_record(
     its `origin` None, for a digest of what decides the parts. At the end of a shard, `next` is
     None. `failed` describes each record that failed.
     """
-    given = {"parts": [vars(part) for part in parts], "next": next, "failed": [*failed]}
-    given |= {"notes": dict(notes)} if notes else {}
-    entries = {"shard": shard, "number": number, **given, "origin": origin}
+    content = {"parts": [vars(part) for part in parts], "next": next, "failed": [*failed]}
+    content |= {"notes": dict(notes)} if notes else {}
+    entries = {"shard": shard, "number": number, **content, "origin": origin}
     write_entries(record_path(directory, shard, number), entries, once=True)
 
 
-def parts_of(path: epath.Path, record: Mapping[str, Any]) -> list[Part]:
+def parts_of(directory: epath.Path, record: Mapping[str, Any]) -> list[Part]:
     """The parts of a record; refuses those of another one."""
+    path = record_path(directory, record["shard"], record["number"])
     try:
         parts = [Part(**part) for part in record["parts"]]
         for number, part in enumerate(parts, record["number"]):

@@ -22,13 +22,7 @@ from pipeline.corpus.stored.directory import (
     require_sizes,
     write_entries,
 )
-from pipeline.corpus.stored.parts import (
-    Part,
-    PartFile,
-    PartTable,
-    read_content,
-    read_part,
-)
+from pipeline.corpus.stored.parts import Part, PartFile, PartTable, read_content, read_part
 from pipeline.corpus.tasks import TASKS
 from pipeline.errors import InvalidValue, Missing
 from pipeline.fs.atomic import atomic_write, is_local
@@ -80,12 +74,12 @@ class Manifest:
         before = (-1, -1)
         for file in self.parts.strings("file"):
             name = PART_NAME.fullmatch(file)
-            if not name or (place := (int(name[1]), int(name[2]))) <= before:
+            if not name or (key := (int(name[1]), int(name[2]))) <= before:
                 raise InvalidValue(f"a part is {file!r}, which is no part, or out of order")
-            before = place
+            before = key
         features = {
-            name: each if isinstance(each, Feature) else Feature(**each)
-            for name, each in self.features.items()
+            name: feature if isinstance(feature, Feature) else Feature(**feature)
+            for name, feature in self.features.items()
         }
         object.__setattr__(self, "features", check_features(features))
         if len(np.unique(self.parts.numbers("weighted"))) > 1:
@@ -144,16 +138,16 @@ class Manifest:
     @classmethod
     def of(cls, directory: epath.Path) -> "Manifest":
         """The manifest of the finished corpus in `directory`; refuses files of other sizes."""
-        place, manifest = os.fspath(directory), cls.find(directory)
+        path, manifest = os.fspath(directory), cls.find(directory)
         if manifest is None:
             directory.exists()  # which names a bucket that is missing
             raise Missing(
-                f"there is no corpus in {place} (no {MANIFEST}); prepare one there, or check the "
+                f"there is no corpus in {path} (no {MANIFEST}); prepare one there, or check the "
                 "path"
             )
         if not manifest.finished:
             raise InvalidValue(
-                f"the corpus in {place} is not finished. Prepare it again with the same source and "
+                f"the corpus in {path} is not finished. Prepare it again with the same source and "
                 "tokenizer, which continues where it stopped, or finish its pipeline.Writer"
             )
         files, sizes = manifest.parts.strings("file"), manifest.parts.numbers("bytes").tolist()
@@ -172,7 +166,7 @@ class Manifest:
             digest = hashlib.sha256(content).hexdigest()
             with atomic_write(path.parent / PARTS) as file:
                 file.write(content)
-        features = {name: each.as_json for name, each in self.features.items()}
+        features = {name: feature.as_json for name, feature in self.features.items()}
         entries |= {"features": features, "parts": digest}
         write_entries(path, entries, once=once)
 
@@ -182,14 +176,14 @@ def is_finished(directory: epath.Path) -> bool:
     return (manifest := Manifest.find(directory)) is not None and manifest.finished
 
 
-def require_same_origin(directory: epath.Path, there: Mapping, asked: Mapping) -> None:
+def require_same_origin(directory: epath.Path, stored: Mapping, wanted: Mapping) -> None:
     """Refuses a corpus, finished or half-written, that was made from something else."""
     for key in ORIGINS:
-        if there.get(key) != asked.get(key):
+        if stored.get(key) != wanted.get(key):
             name = "field of the records" if key == "field" else key
             raise InvalidValue(
                 f"{os.fspath(directory)} holds a corpus made with another {name}: there "
-                f"{there.get(key)}, now {asked.get(key)}. Prepare with that, or into another "
+                f"{stored.get(key)}, now {wanted.get(key)}. Prepare with that, or into another "
                 "directory (for a run, another --workdir); delete this one only if nothing needs it"
             )
 
@@ -199,9 +193,9 @@ def open_part(directory: epath.Path, part: Part, *, verify: bool = False) -> Par
     path = directory / part.file
     try:
         file = read_part(path)
-        for name, said in vars(part).items():
-            if (seen := getattr(file.part, name)) != said:
-                raise InvalidValue(f"its {name} is {seen}, but {MANIFEST} says {said}")
+        for name, recorded in vars(part).items():
+            if (seen := getattr(file.part, name)) != recorded:
+                raise InvalidValue(f"its {name} is {seen}, but {MANIFEST} says {recorded}")
         if verify:
             file.verify()
     except ValueError as error:
@@ -224,10 +218,10 @@ def read_lengths(path: epath.Path, manifest: Manifest) -> np.ndarray:
         raise
     except Exception as error:  # NumPy parses a header as Python, with any of its errors
         raise damage(path, f"it is not an array: {error}") from error
-    due = (manifest.parts.total("examples"),)
-    if lengths.shape != due or lengths.dtype != np.dtype("<u4"):
+    shape = (manifest.parts.total("examples"),)
+    if lengths.shape != shape or lengths.dtype != np.dtype("<u4"):
         seen = f"it has shape {lengths.shape} and dtype {lengths.dtype}"
-        raise damage(path, f"{seen}, not {due} and uint32")
+        raise damage(path, f"{seen}, not {shape} and uint32")
     if lengths_module.digest(lengths) != manifest.lengths_digest:
         raise damage(path, "its digest differs")
     return lengths

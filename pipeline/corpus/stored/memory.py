@@ -32,11 +32,11 @@ class Segments(NamedTuple):
 
 def find_segments(columns: Mapping[str, Column], offsets: np.ndarray | None) -> dict[str, Segments]:
     """Where columns of stored numbers are; `offsets` tell where examples begin in the lists."""
-    lead, found = find_lead({name: each.feature for name, each in columns.items()}), {}
+    lead, segments = find_lead({name: column.feature for name, column in columns.items()}), {}
     for name, (feature, values) in columns.items():
         begins, scale = offsets if name == lead else None, values.itemsize * feature.size
-        found[name] = Segments(values.dtype, address_of(values), begins, scale)
-    return found
+        segments[name] = Segments(values.dtype, address_of(values), begins, scale)
+    return segments
 
 
 class Opened(Protocol):

@@ -132,8 +132,8 @@ class PartTable(Sequence[Part]):
 
     def total(self, name: str) -> Any:
         """The sum of a field of numbers; None if that of no part is known, as of bytes of text."""
-        known = self._table[name].drop_null()
-        return int(known.to_numpy().sum()) if len(known) else None
+        column = self._table[name].drop_null()
+        return int(column.to_numpy().sum()) if len(column) else None
 
     def strings(self, name: str) -> list[str]:
         """A field of all parts that is a string."""
@@ -185,14 +185,14 @@ class PartFile:
         self.metadata: dict = json.loads(reader.schema.metadata[MARK])
         if self.metadata.pop("digest") != json_digest(self.metadata):
             raise InvalidValue("the digest of its metadata differs")
-        self.features = {n: Feature(**each) for n, each in self.metadata["features"].items()}
+        self.features = {n: Feature(**schema) for n, schema in self.metadata["features"].items()}
         kinds = {**OF_TOKENS, **self.features}.items()
         self.columns = {
-            name: Column(each, _map_column(name, batch.column(name), each))
-            for name, each in kinds
+            name: Column(feature, _map_column(name, batch.column(name), feature))
+            for name, feature in kinds
             if name in batch.schema.names
         }
-        lead = find_lead({name: each for name, each in kinds if name in self.columns})
+        lead = find_lead({name: feature for name, feature in kinds if name in self.columns})
         if lead is not None:
             self.offsets = _as_numbers(batch.column(lead), np.int64, batch.num_rows + 1)
         header = {name: self.metadata[name] for name in HEADER if name in self.metadata}
@@ -201,7 +201,7 @@ class PartFile:
             header["offsets"] = address_of(self.offsets) - content.address
         self.part = Part(**header)
         flat = [*(values for _, values in self.columns.values()), self.offsets]
-        if not all(each is None or each.flags.aligned for each in flat):
+        if not all(array is None or array.flags.aligned for array in flat):
             raise InvalidValue("a column does not begin at a multiple of the size of its numbers")
         if batch.num_rows != self.part.examples:
             raise InvalidValue(f"it has {batch.num_rows:,} examples, not {self.part.examples:,}")
@@ -211,13 +211,9 @@ class PartFile:
             if count != due:
                 raise InvalidValue(f"it has {count:,} numbers of {name}, not {due:,}")
 
-    @property
+    @functools.cached_property
     def segments(self) -> dict[str, Segments]:
         """Where the examples are in memory, by column."""
-        return self._segments
-
-    @functools.cached_property
-    def _segments(self) -> dict[str, Segments]:
         return find_segments(self.columns, self.offsets)
 
     @property
@@ -243,12 +239,10 @@ class PartFile:
         }
         return Ragged(counts, columns)
 
-    def verify(self) -> Ragged:
-        """The examples, as `read`; refuses them if their digest differs."""
-        examples = self.read()
-        if examples.digest != self.part.sha256:
+    def verify(self) -> None:
+        """Reads the examples, and refuses them if their digest differs."""
+        if self.read().digest != self.part.sha256:
             raise InvalidValue("its digest differs")
-        return examples
 
 
 def _map_column(name: str, column: Any, feature: Feature) -> np.ndarray:
@@ -294,7 +288,7 @@ def _write_columns(examples: Ragged, vocab_size: int | None) -> dict[str, pa.Arr
     return columns
 
 
-def place_of_offsets(part: Part) -> tuple[int, int]:
+def range_of_offsets(part: Part) -> tuple[int, int]:
     """The bytes of a part's file that `read_counts_of` reads: the first, and the one after them."""
     return part.offsets, part.offsets + 8 * (part.examples + 1)
 

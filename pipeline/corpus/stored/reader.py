@@ -50,23 +50,23 @@ class LocalParts(PartStore):
 class _Table:
     """Where the columns of the parts are that are open."""
 
-    def __init__(self, parts: int, features: Mapping[str, Feature]):
-        self.has, self._features = np.zeros(parts, bool), features  # whether each part is open
+    def __init__(self, num_parts: int, features: Mapping[str, Feature]):
+        self.has, self._features = np.zeros(num_parts, bool), features  # whether each part is open
         # Of each column and part, the address of its values, and of the table `Segments.begins`.
-        self.columns = {name: np.zeros((2, parts), np.int64) for name in features}
+        self.columns = {name: np.zeros((2, num_parts), np.int64) for name in features}
         # What must live as long as this table is read, by part.
         self.opened: dict[int, Sequence[Opened]] = {}
 
     def add(self, number: int, opened: Sequence[Opened]) -> None:
         """Adds a part; threads may read others meanwhile."""
         self.opened[number] = opened
-        segments = {name: column for each in opened for name, column in each.segments.items()}
+        segments = {name: column for part in opened for name, column in part.segments.items()}
         for name, column in segments.items():
             begins = column.begins
             if begins is None and not self._features[name].per_example:
                 begins = segments[find_lead(self._features) or TOKENS].begins
-            place = 0 if begins is None else address_of(begins)
-            self.columns[name][:, number] = column.address, place
+            address = 0 if begins is None else address_of(begins)
+            self.columns[name][:, number] = column.address, address
         self.has[number] = True
 
 
@@ -82,13 +82,10 @@ class Reader(Handles):
         stores: the parts of the tokens, then of added features; all divide examples alike.
         owner: names the file of another program, whose features are converted, and whose values
             are checked, when they are read; None: all values are as features say.
-
-    Attributes:
         vocab_size: ids of another program must be below this.
     """
 
     handles = ("_table",)
-    vocab_size = IDS
 
     def __init__(
         self,
@@ -98,14 +95,16 @@ class Reader(Handles):
         features: Mapping[str, Feature],
         stores: Sequence[PartStore],
         owner: str | None = None,
+        vocab_size: int = IDS,
     ):
         self.task, self.features, self.owner = task, features, owner
+        self.vocab_size = vocab_size
         self._lengths, self._stores = lengths, stores
         self._first = np.cumsum(examples) - examples
-        self._shifts = {name: task.fields_of(name, each) for name, each in features.items()}
+        self._shifts = {name: task.fields_of(name, feature) for name, feature in features.items()}
         # Of each column of numbers: their dtype, and the bytes of a unit of its table of places.
         self._kinds: dict[str, tuple[np.dtype, int]] = {}
-        self.__setstate__({})
+        super().__init__()
 
     def restart(self) -> None:
         """See `Handles`."""
@@ -126,7 +125,7 @@ class Reader(Handles):
         return cls(task, lengths, np.array([len(lengths)]), features, [store])
 
     def read(self, pieces: Pieces, names: Iterable[str]) -> Fields:
-        """The fields of pieces, as `Readable.read`: tokens, weights, and features `names`."""
+        """The fields of pieces, as `Side.read`: tokens, weights, and features `names`."""
         columns = [*(name for name in (TOKENS, WEIGHTS) if name in self.features), *names]
         return self._read(pieces, columns)
 
@@ -153,30 +152,30 @@ class Reader(Handles):
         if not len(part):
             return dict.fromkeys(shifts, feature.filled(0))
         address, begins = table.take(part, axis=1)
-        place = take_numbers(begins + 8 * number, INT64) if begins[0] else number
+        begin = take_numbers(begins + 8 * number, INT64) if begins[0] else number
         dtype, scale = self._kinds[name]
         unit = feature.size * dtype.itemsize
-        address += scale * place + unit * starts
-        sizes, places = unit * lengths, unit * reach
-        found: dict[int, np.ndarray] = {}
+        address += scale * begin + unit * starts
+        sizes, rooms = unit * lengths, unit * reach
+        by_shift: dict[int, np.ndarray] = {}
         for shift in sorted({*shifts.values()}):
-            if shift == 1 and 0 in found:
+            if shift == 1 and 0 in by_shift:
                 # Inputs, one later, and the last of each piece: faster than to copy twice.
-                values = found[1] = new_array(len(found[0]), found[0].dtype)
-                values[:-1] = found[0][1:]
+                values = by_shift[1] = new_array(len(by_shift[0]), by_shift[0].dtype)
+                values[:-1] = by_shift[0][1:]
                 last = np.cumsum(reach) - reach + lengths - 1
                 ends = take_numbers(address + sizes, dtype)
                 if name == TOKENS:
-                    self.require_ids(ends, pieces.examples, np.ones_like(lengths))
+                    self._require_ids(ends, pieces.examples, np.ones_like(lengths))
                 values[last] = ends
             else:
-                stored = copy_memory(address + unit * shift, sizes, places).view(dtype)
+                stored = copy_memory(address + unit * shift, sizes, rooms).view(dtype)
                 if name == TOKENS:
-                    self.require_ids(stored, pieces.examples, reach)
-                found[shift] = self._restore(name, stored)
-        return {field: found[shift] for field, shift in shifts.items()}
+                    self._require_ids(stored, pieces.examples, reach)
+                by_shift[shift] = self._restore(name, stored)
+        return {field: by_shift[shift] for field, shift in shifts.items()}
 
-    def require_ids(self, ids: np.ndarray, examples: np.ndarray, counts: np.ndarray) -> None:
+    def _require_ids(self, ids: np.ndarray, examples: np.ndarray, counts: np.ndarray) -> None:
         """Refuses ids of another program that are no tokens; each example has `counts` of them."""
         limit = self.vocab_size
         if self.owner is None or not len(ids) or (ids.min() >= 0 and ids.max() < limit):
@@ -202,7 +201,7 @@ class Reader(Handles):
             return table
         numbers = np.unique(part).tolist()
         # What is held here stays readable, even if its file is removed meanwhile.
-        opened = {each: table.opened[each] for each in numbers if each in table.opened}
+        opened = {number: table.opened[number] for number in numbers if number in table.opened}
         missing = [number for number in numbers if number not in opened]
         files = [store.open(missing) for store in self._stores]
         for number, *of_part in zip(missing, *files, strict=True):
@@ -213,13 +212,13 @@ class Reader(Handles):
             if evictions != self._evictions or len(table.opened) + len(missing) > MAPPED:
                 table = _Table(len(self._first), self.features)
                 if evictions != self._evictions:  # else all others are unmapped
-                    for number, each in self._table.opened.items():
+                    for number, part_files in self._table.opened.items():
                         if all(store.has(number) for store in self._stores):
-                            table.add(number, each)
+                            table.add(number, part_files)
                 self._table, self._evictions = table, evictions
-            for number, each in opened.items():
+            for number, part_files in opened.items():
                 if not table.has[number]:  # else a thread may be reading what another has opened
-                    table.add(number, each)
+                    table.add(number, part_files)
         return table
 
     def _check(self, number: int, opened: Sequence[Opened]) -> None:

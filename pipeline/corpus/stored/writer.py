@@ -11,11 +11,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from pipeline.corpus.stored.directory import (
-    PART_NAME,
-    TEMPORARY,
-    part_name,
-)
+from pipeline.corpus.stored.directory import PART_NAME, TEMPORARY, part_name
 from pipeline.corpus.stored.log import (
     begin,
     finish,
@@ -37,10 +33,7 @@ from pipeline.errors import (
     require_type,
     require_whole,
 )
-from pipeline.fs.atomic import (
-    as_path,
-    directory_lock,
-)
+from pipeline.fs.atomic import as_path, directory_lock
 from pipeline.text.features import LOSS_WEIGHTS, TOKENS, WEIGHTS, Feature
 from pipeline.text.ragged import Buffer, Ragged
 from pipeline.text.tokenizers import Tokenizer
@@ -97,7 +90,7 @@ class Writer:
         if tokenizer is not None:
             require_type("tokenizer", tokenizer, "fingerprint", "one, as tokenizers.Bytes()")
         self.directory, self._task, self._tokenizer = as_path(directory), task, tokenizer
-        known, origin = task.check(features), NO_ORIGIN
+        schemas, origin = task.check(features), NO_ORIGIN
         vocab_size = None if vocab_size is None else require_whole("vocab_size", vocab_size, 1)
         if tokenizer is not None:
             origin = NO_ORIGIN | {"tokenizer": tokenizer.fingerprint}
@@ -109,20 +102,20 @@ class Writer:
         self.cursor: Any = None
         with contextlib.ExitStack() as stack:
             stack.enter_context(directory_lock(self.directory, "writing a corpus"))
-            known = self._continue(known)
-            self._buffer = Buffer(known, vocab_size)
+            schemas = self._continue(schemas)
+            self._buffer = Buffer(schemas, vocab_size)
             self._stack = stack.pop_all()
         self._closed = False
 
-    def _continue(self, known: dict[str, Feature]) -> dict[str, Feature]:
+    def _continue(self, schemas: dict[str, Feature]) -> dict[str, Feature]:
         """Continues after the sealed parts, and removes others; returns the features of an example.
 
-        Those of a new corpus are the `known` ones. Weights are among them if sealed examples have
+        Those of a new corpus are `schemas`. Weights are among them if sealed examples have
         weights.
         """
         if (begun := Manifest.find(self.directory)) is None:
             refuse_others(self.directory)
-            return known
+            return schemas
         ended = begun.finished
         if not ended:
             require_same_origin(self.directory, begun.origin, self._manifest.origin)
@@ -136,24 +129,24 @@ class Writer:
                 "or write into another directory"
             )
         if self._sealed:
-            known = self._resume(begun, known)
+            schemas = self._resume(begun, schemas)
         self._remove_rest()
-        return known
+        return schemas
 
-    def _resume(self, begun: Manifest, known: dict[str, Feature]) -> dict[str, Feature]:
+    def _resume(self, begun: Manifest, schemas: dict[str, Feature]) -> dict[str, Feature]:
         """Continues a corpus that has sealed examples; see `_continue`."""
-        place = os.fspath(self.directory)
+        path = os.fspath(self.directory)
         for name in ("task", "vocab_size"):
             if (then := getattr(begun, name)) != (now := getattr(self._manifest, name)):
                 raise InvalidValue(
-                    f"{place} holds a corpus that was begun with {name} {then}, not {now}; give "
+                    f"{path} holds a corpus that was begun with {name} {then}, not {now}; give "
                     "what it was begun with, or another directory"
                 )
-        for name in {**known, **begun.features}:
-            mine, theirs = known.get(name), begun.features.get(name)
+        for name in {**schemas, **begun.features}:
+            mine, theirs = schemas.get(name), begun.features.get(name)
             if not (mine and theirs and mine.infer(np.zeros(0, theirs.dtype), "") == theirs):
                 raise InvalidValue(
-                    f"{place} holds a corpus that was begun with the feature {name!r} as {theirs}, "
+                    f"{path} holds a corpus that was begun with the feature {name!r} as {theirs}, "
                     f"and features say {mine}; give the same features, or another directory"
                 )
         require_files(self.directory, self._sealed[-1:])
@@ -252,11 +245,11 @@ class Writer:
         """Adds checked examples as a part of their own; `seal` makes it durable."""
         number = len(self._sealed) + len(self._pending)
         if not number:
-            known, saved = examples.features, None
-            known.pop(WEIGHTS, None)
+            schemas, saved = examples.features, None
+            schemas.pop(WEIGHTS, None)
             if self._tokenizer is not None:
                 saved = self._tokenizer.save(self.directory)
-            self._manifest = dataclasses.replace(self._manifest, features=known, tokenizer=saved)
+            self._manifest = dataclasses.replace(self._manifest, features=schemas, tokenizer=saved)
             begin(self.directory, self._manifest)
         path, origin = self.directory / part_name(0, number), self._manifest.origin
         options: Any = {"task": self._task, "origin": origin, "once": True}

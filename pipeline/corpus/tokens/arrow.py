@@ -38,7 +38,7 @@ def _recognise(path: epath.Path) -> bool:
     if not path.is_dir() or not is_saved(path):
         return False
     splits = [path / "state.json", *path.glob("*/state.json")]
-    folder = next((each.parent for each in splits if each.exists()), path)
+    folder = next((split.parent for split in splits if split.exists()), path)
     return "input_ids" in ArrowFiles(folder).names()
 
 
@@ -67,28 +67,28 @@ def arrow(
             all tokens, though there are such columns.
         features: columns to read as features, by name; for tokens, lists with a value for each.
     """
-    given = files.leave_out_repeats(saved_files(paths, split))
-    copies = [local_copy(path) for path in given]
-    wanted = check_features(features)
-    masks = _choose(ArrowFiles(copies).names() - {column}, labels, weights, wanted)
-    _say_others(ArrowFiles(copies), column, {*wanted, *masks})
-    source = ArrowFiles(copies, columns=[column, *wanted, *masks])
-    kinds, groups = {column: None, **wanted, **masks}, []
+    originals = files.leave_out_repeats(saved_files(paths, split))
+    copies = [local_copy(path) for path in originals]
+    schemas = check_features(features)
+    masks = _choose(ArrowFiles(copies).names() - {column}, labels, weights, schemas)
+    _say_others(ArrowFiles(copies), column, {*schemas, *masks})
+    source = ArrowFiles(copies, columns=[column, *schemas, *masks])
+    kinds, sections = {column: None, **schemas, **masks}, []
     for place, table in source.groups():
         lists = {
             name: _lists(f"{place} {name}", table.column(name).chunk(0), feature)
             for name, feature in kinds.items()
         }
-        _cut(lists, column, wanted)
-        group = {TOKENS: lists[column], **{name: lists[name] for name in wanted}}
+        _cut(lists, column, schemas)
+        section = {TOKENS: lists[column], **{name: lists[name] for name in schemas}}
         if names := [name for name in masks if name in lists]:
-            group[WEIGHTS] = _weigh(lists, column, names, labels)
-        groups.append(group)
-    if len({group[WEIGHTS][0].dtype for group in groups if WEIGHTS in group}) > 1:
-        for group in groups:
-            values, begins, counts = group[WEIGHTS]
-            group[WEIGHTS] = values.astype(np.float32), begins, counts
-    return TokenFiles(given, groups, [column, labels, [*masks], [*wanted]], wanted)
+            section[WEIGHTS] = _weigh(lists, column, names, labels)
+        sections.append(section)
+    if len({section[WEIGHTS][0].dtype for section in sections if WEIGHTS in section}) > 1:
+        for section in sections:
+            values, begins, counts = section[WEIGHTS]
+            section[WEIGHTS] = values.astype(np.float32), begins, counts
+    return TokenFiles(originals, sections, [column, labels, [*masks], [*schemas]], schemas)
 
 
 def _lists(place: str, column: pa.Array, feature: Feature | None) -> Lists:
@@ -105,11 +105,11 @@ def _lists(place: str, column: pa.Array, feature: Feature | None) -> Lists:
             "as fixed-size lists"
         )
     _require_all(place, values, counts)
-    kinds, wanted = [pa.types.is_integer], "tokens must be lists of integers, one for each example"
+    kinds, advice = [pa.types.is_integer], "tokens must be lists of integers, one for each example"
     if feature is not None:
-        kinds, wanted = [*kinds, pa.types.is_floating, pa.types.is_boolean], "give numbers"
+        kinds, advice = [*kinds, pa.types.is_floating, pa.types.is_boolean], "give numbers"
     if not any(is_kind(values.type) for is_kind in kinds):
-        raise InvalidValue(f"{place} holds {column.type}; {wanted}")
+        raise InvalidValue(f"{place} holds {column.type}; {advice}")
     return values.to_numpy(zero_copy_only=False), np.cumsum(counts) - counts, counts
 
 
@@ -146,7 +146,7 @@ def _require_all(place: str, values: pa.Array, counts: np.ndarray) -> None:
 
 
 def _choose(
-    there: Collection[str],
+    columns: Collection[str],
     labels: str | None,
     weights: str | Sequence[str] | None,
     features: Mapping[str, Feature],
@@ -158,37 +158,37 @@ def _choose(
     """
     named = [weights] if isinstance(weights, str) else [*(weights or ())]
     named += [] if labels is None else [labels]
-    others = [
-        name for name in (*MASKS, *UNCLEAR) if name in there and name not in {*named, *features}
+    masks = [
+        name for name in (*MASKS, *UNCLEAR) if name in columns and name not in {*named, *features}
     ]
-    if others and (named or weights is None):
-        option = "labels" if others[0] == "labels" else "weights"
-        if others[0] in UNCLEAR:
+    if masks and (named or weights is None):
+        option = "labels" if masks[0] == "labels" else "weights"
+        if masks[0] in UNCLEAR:
             raise InvalidValue(
-                f"the column {others[0]!r} says of each token whether it is trained on, or whether "
+                f"the column {masks[0]!r} says of each token whether it is trained on, or whether "
                 f"it is one of a prompt, or padding; if 1 is a token with a loss, give weights="
-                f"{others[0]!r}{' as well' * bool(named)}; else write its opposite as a column "
+                f"{masks[0]!r}{' as well' * bool(named)}; else write its opposite as a column "
                 "'loss_mask', and remove it; or give weights=() to train on all tokens"
             )
         raise InvalidValue(
-            f"the column {others[0]!r} says on which tokens to train; give {option}="
-            f"{others[0]!r}{' as well' * bool(named)}, or weights=() to train on all tokens"
+            f"the column {masks[0]!r} says on which tokens to train; give {option}="
+            f"{masks[0]!r}{' as well' * bool(named)}, or weights=() to train on all tokens"
         )
-    if PACKED not in there and (starts := [name for name in STARTS if name in there]):
+    if PACKED not in columns and (starts := [name for name in STARTS if name in columns]):
         raise InvalidValue(
             f"the column {starts[0]!r} divides rows into sequences; add a column {PACKED}, the "
             f"sizes of the sequences of each row, or remove {starts[0]} to read each row as one"
         )
     layout = PADDING, PACKED, *BEGINS
-    named += [name for name in layout if name in there and name not in features]
+    named += [name for name in layout if name in columns and name not in features]
     return {name: Feature("example" if name == PROMPT else "targets") for name in named}
 
 
 def _say_others(source: ArrowFiles, column: str, read: Collection[str]) -> None:
     """Warns of columns that are not read: what they mean to whoever wrote them is not known."""
-    known = {column, PADDING, PACKED, *BEGINS, *STARTS, *MASKS, *UNCLEAR, *read}
+    expected = {column, PADDING, PACKED, *BEGINS, *STARTS, *MASKS, *UNCLEAR, *read}
     types = source.types()
-    if names := sorted(source.names() - known):
+    if names := sorted(source.names() - expected):
         logger.warning(
             "%s: columns that are not read: %s; give one that says on which tokens to train as "
             "weights= or labels=, and a feature in features=",
@@ -201,23 +201,23 @@ def _cut(lists: dict[str, Lists], column: str, features: Mapping[str, Feature]) 
     """Drops padding at the ends of rows, and divides rows into the sequences that they hold."""
     rows = lists[column][2]
     layout = PADDING, PACKED, *BEGINS
-    found = {name: lists.pop(name) for name in layout if name in lists and name not in features}
-    padding, packed = found.pop(PADDING, None), found.pop(PACKED, None)
+    columns = {name: lists.pop(name) for name in layout if name in lists and name not in features}
+    padding, packed = columns.pop(PADDING, None), columns.pop(PACKED, None)
     row, start, counts = np.arange(len(rows)), np.zeros_like(rows), rows
     numbers = 1 if padding is None else require_weights(_mask_of(padding, rows, PADDING), PADDING)
     mask = np.broadcast_to(numbers != 0, int(rows.sum()))
     if not mask.all():
-        places, before = np.flatnonzero(mask), np.cumsum(rows) - rows
-        counts = np.bincount(row.repeat(rows)[places], minlength=len(rows))
+        positions, before = np.flatnonzero(mask), np.cumsum(rows) - rows
+        counts = np.bincount(row.repeat(rows)[positions], minlength=len(rows))
         some, ends = counts > 0, np.cumsum(counts)
-        start[some] = (places[(ends - counts)[some]]) - before[some]
-        if (places[ends[some] - 1] - before[some] - start[some] + 1 != counts[some]).any():
+        start[some] = (positions[(ends - counts)[some]]) - before[some]
+        if (positions[ends[some] - 1] - before[some] - start[some] + 1 != counts[some]).any():
             raise InvalidValue(
                 f"{PADDING} is 0 between tokens of a row; it may be 0 before and after them"
             )
     if packed is None:
         _require_one(PADDING, np.broadcast_to(numbers, len(mask))[mask], np.not_equal, counts)
-        for name, marks in found.items():
+        for name, marks in columns.items():
             _require_one(name, _mask_of(marks, rows, name)[mask], BEGINS[name], counts)
     else:
         sizes, row = values_of(packed).astype(np.int64), row.repeat(packed[2])
@@ -230,13 +230,13 @@ def _cut(lists: dict[str, Lists], column: str, features: Mapping[str, Feature]) 
         start, counts = start[row] + np.cumsum(sizes) - sizes - before[row], sizes
     if counts is rows:
         return
-    for name, (values, begins, whole) in lists.items():
+    for name, (values, begins, old_counts) in lists.items():
         feature = features.get(name)
         if name == PROMPT or (feature is not None and feature.per_example):
-            lists[name] = values, begins[row], whole[row]
+            lists[name] = values, begins[row], old_counts[row]
             continue
         unit = 1 if feature is None else feature.size
-        if (whole != unit * rows).any():
+        if (old_counts != unit * rows).any():
             raise InvalidValue(f"{name} has other numbers of entries than tokens; correct it")
         lists[name] = values, begins[row] + unit * start, unit * counts
 
@@ -271,8 +271,8 @@ def _weigh(
         else:
             mask = _mask_of(lists[name], counts, name)
         if name == labels:
-            mask, found = mask != IGNORED, mask
-            if (found != values_of(lists[column]))[mask].any():
+            mask, values = mask != IGNORED, mask
+            if (values != values_of(lists[column]))[mask].any():
                 raise InvalidValue(
                     f"the labels in {name!r} are not the ids in {column!r} where there is a loss; "
                     "give labels that are not shifted, as Hugging Face has them"

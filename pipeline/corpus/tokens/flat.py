@@ -82,24 +82,24 @@ def flat(
         weights: files with a byte for each token, 1 to train on it, such as 'labels_mask*'; ():
             train on all tokens, though there are such files.
     """
-    found = files.leave_out_repeats(files.find(paths))
-    found = [path for path in found if not path.name.endswith(".csv.gz")]
-    found = leave_out_masks(found, weights)
-    opened = [_open_flat(path, dtype, require_whole("skip", skip, 0)) for path in found]
+    token_files = files.leave_out_repeats(files.find(paths))
+    token_files = [path for path in token_files if not path.name.endswith(".csv.gz")]
+    token_files = leave_out_masks(token_files, weights)
+    opened = [_open_flat(path, dtype, require_whole("skip", skip, 0)) for path in token_files]
     arrays, marks = [values for values, _ in opened], {mark for _, mark in opened}
-    tables = [*map(_table_of, found)]
+    tables = [*map(_table_of, token_files)]
     listed = [table for table in tables if table.exists()]
     if listed and not (end is begin is None):
         logger.warning("%s says where documents are; begin and end are not used", listed[0])
-    for path, (_, mark) in zip(found, opened, strict=True):
+    for path, (_, mark) in zip(token_files, opened, strict=True):
         if mark is not None and (end not in (None, ()) or begin not in (None, mark)):
             raise InvalidValue(
                 f"end is {end} and begin is {begin}, but the header of {os.fspath(path)} says that "
                 f"{mark} begins each document; omit both"
             )
     if listed:
-        three = zip(tables, found, arrays, strict=True)
-        borders = [_read_table(table, path, len(values)) for table, path, values in three]
+        triples = zip(tables, token_files, arrays, strict=True)
+        borders = [_read_table(table, path, len(values)) for table, path, values in triples]
         for table, values, (_, sizes) in zip(tables, arrays, borders, strict=True):
             if sizes.sum() != len(values):
                 text = "%s lists documents of %s tokens, and the file beside it has %s"
@@ -107,19 +107,19 @@ def flat(
     else:
         if end is None and begin is None and len(marks) == 1:
             (begin,) = marks
-        edges = _find_edges(found, arrays, end, begin)
+        edges = _find_edges(token_files, arrays, end, begin)
         if begin is not None and len(arrays[0]) and arrays[0][0] != begin:
             logger.warning(
                 "%s begins inside a document, with the id %s and not begin=%s; if that id ends "
                 "documents, give end=%s",
-                os.fspath(found[0]),
+                os.fspath(token_files[0]),
                 arrays[0][0],
                 begin,
                 begin,
             )
         borders = [(edges[:-1], np.diff(edges))]
     layout = [f"{arrays[0].dtype}", end, begin, skip]
-    return divide([*found, *listed], arrays, weights, borders, layout)
+    return divide([*token_files, *listed], arrays, weights, borders, layout)
 
 
 def _open_flat(path: epath.Path, dtype: Any, skip: int) -> tuple[np.ndarray, int | None]:
@@ -135,24 +135,24 @@ def _open_flat(path: epath.Path, dtype: Any, skip: int) -> tuple[np.ndarray, int
             "give files of ids alone, or the examples that its reader returns to Corpus.from_arrays"
         )
     try:
-        found = np.dtype(dtype or object)
+        id_dtype = np.dtype(dtype or object)
     except TypeError:
-        found = np.dtype(object)
+        id_dtype = np.dtype(object)
     kind = struct.unpack("<3i", head) if len(head) == 12 else (0, 0, 0)
     if kind[0] == LLM_C_EVALUATION:
         raise InvalidValue(f"{name} is an evaluation file of llm.c; give its files of text")
     if _is_llm_c(head) and not skip:
-        (known, mark), skip = LLM_C[kind[:2]], LLM_C_HEADER
-        due = LLM_C_HEADER + kind[2] * np.dtype(known).itemsize
-        if content.size != due or (dtype is not None and found != known):
-            raise damaged(path, f"by its header, it has {due:,} bytes, and ids of {known}")
-        found = np.dtype(known)
-    if found.kind not in "iu":
+        (header_dtype, mark), skip = LLM_C[kind[:2]], LLM_C_HEADER
+        due = LLM_C_HEADER + kind[2] * np.dtype(header_dtype).itemsize
+        if content.size != due or (dtype is not None and id_dtype != header_dtype):
+            raise damaged(path, f"by its header, it has {due:,} bytes, and ids of {header_dtype}")
+        id_dtype = np.dtype(header_dtype)
+    if id_dtype.kind not in "iu":
         raise InvalidValue(
             f"dtype is {dtype!r} for {name}; give that of its ids, such as 'uint16' if the "
             "vocabulary has up to 65,536, else 'uint32'"
         )
-    values = read_numbers(path, found, skip)
+    values = read_numbers(path, id_dtype, skip)
     # Of a text with ids below 500,000, the upper halves of wider integers are below 8.
     low, high = values[:4096:2], values[1:4096:2]
     if len(high) >= 32 and high.max() < 8 and low.max() > 255:
@@ -160,15 +160,15 @@ def _open_flat(path: epath.Path, dtype: Any, skip: int) -> tuple[np.ndarray, int
             "every second id of %s is below 8, as if its ids were wider than %s; give the dtype "
             "that they were written with",
             name,
-            found,
+            id_dtype,
         )
     return values, mark
 
 
-def _read_table(path: epath.Path, of: epath.Path, tokens: int) -> tuple[np.ndarray, np.ndarray]:
+def _read_table(path: epath.Path, data: epath.Path, tokens: int) -> tuple[np.ndarray, np.ndarray]:
     """Where documents begin, and their sizes, from a table `start,end,…` without a header.
 
-    The file `of` has the tokens.
+    The file `data` has the tokens.
     """
     if not path.exists():
         raise InvalidValue(f"there is no {os.fspath(path)}, though other files have one; add it")
@@ -191,12 +191,12 @@ def _read_table(path: epath.Path, of: epath.Path, tokens: int) -> tuple[np.ndarr
     if (begins < 0).any() or (ends < begins).any():
         raise damaged(path, "it lists documents that begin before 0, or end before they begin")
     if (due := int(ends.max(initial=0))) > tokens:
-        require_size(of, tokens, path, due)
+        require_size(data, tokens, path, due)
     return begins, ends - begins
 
 
 def _find_edges(
-    found: Sequence[epath.Path],
+    token_files: Sequence[epath.Path],
     arrays: Sequence[np.ndarray],
     end: int | tuple[()] | None,
     begin: int | None,
@@ -214,15 +214,15 @@ def _find_edges(
             "document (GPT-2's is 50256), or end=() if each file is one document"
         )
     mark = require_whole("end", end, 0) if begin is None else require_whole("begin", begin, 0)
-    places = [
+    positions = [
         first + _find_id(path, values, mark)
-        for first, path, values in zip(firsts, found, arrays, strict=False)
+        for first, path, values in zip(firsts, token_files, arrays, strict=False)
     ]
-    cuts = np.concatenate(places) + (begin is None)
+    cuts = np.concatenate(positions) + (begin is None)
     if not len(cuts):
         raise InvalidValue(
-            f"the id {mark} is in none of the {firsts[-1]:,} tokens from {os.fspath(found[0])} on; "
-            "check the id that separates documents, and dtype="
+            f"the id {mark} is in none of the {firsts[-1]:,} tokens from "
+            f"{os.fspath(token_files[0])} on; check the id that separates documents, and dtype="
         )
     return np.unique(np.concatenate([[0], cuts, firsts[-1:]]))
 
@@ -234,8 +234,8 @@ def _find_id(path: epath.Path, values: np.ndarray, mark: int) -> np.ndarray:
 
     def search() -> np.ndarray:
         blocks = range(0, len(values), SEARCHED)
-        some = [at + np.flatnonzero(values[at : at + SEARCHED] == mark) for at in blocks]
-        return np.concatenate([np.zeros(0, np.int64), *some])
+        positions = [at + np.flatnonzero(values[at : at + SEARCHED] == mark) for at in blocks]
+        return np.concatenate([np.zeros(0, np.int64), *positions])
 
     if len(values) <= SEARCHED:
         return search()

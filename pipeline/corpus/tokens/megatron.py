@@ -41,10 +41,10 @@ def megatron(prefixes: files.Paths, *, weights: files.Paths | None = None) -> To
         weights: files with a byte for each token, 1 to train on it; (): train on all tokens,
             though there are files of masks or labels beside them.
     """
-    given = [prefixes] if isinstance(prefixes, str | os.PathLike) else prefixes
-    found = files.find([_index_of(each) for each in given])
+    names = [prefixes] if isinstance(prefixes, str | os.PathLike) else prefixes
+    index_paths = files.find([_index_of(name) for name in names])
     # Indices that are one file may belong to different tokens, in documents of the same sizes.
-    data = files.leave_out_repeats(files.find([path.with_suffix(".bin") for path in found]))
+    data = files.leave_out_repeats(files.find([path.with_suffix(".bin") for path in index_paths]))
     data = leave_out_masks(data, weights)
     indices, arrays, borders = [path.with_suffix(".idx") for path in data], [], []
     for index, path in zip(indices, data, strict=True):

@@ -27,15 +27,15 @@ def npy(paths: files.Paths, *, weights: files.Paths | None = None) -> TokenFiles
         weights: a file with a byte for each token, or an array of NumPy, 1 to train on it; ():
             train on all tokens, though there are files of masks or labels beside them.
     """
-    found = files.find(paths)
-    if len(found) != 2:
-        raise InvalidValue(f"{paths} are {len(found)} files; give that of tokens, and of offsets")
-    leave_out_masks(found, weights)
-    tokens, edges = (_load(path) for path in found)
-    if told := _describe(edges, tokens, found[0].name):
-        raise InvalidValue(f"{os.fspath(found[1])} {told}")
-    borders = between(found[1], edges, len(tokens), of=found[0])
-    return divide(found, [tokens], weights, [borders])
+    pair = files.find(paths)
+    if len(pair) != 2:
+        raise InvalidValue(f"{paths} are {len(pair)} files; give that of tokens, and of offsets")
+    leave_out_masks(pair, weights)
+    tokens, edges = (_load(path) for path in pair)
+    if problem := _describe(edges, tokens, pair[0].name):
+        raise InvalidValue(f"{os.fspath(pair[1])} {problem}")
+    borders = between(pair[1], edges, len(tokens), of=pair[0])
+    return divide(pair, [tokens], weights, [borders])
 
 
 def _load(path: epath.Path) -> np.ndarray:

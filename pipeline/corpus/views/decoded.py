@@ -46,53 +46,47 @@ class Decoded(ChangedView):
         corpus: AnyCorpus,
         decode: Decode | str,
         *,
-        features: Mapping[str, Any],
+        features: Mapping[str, Feature],
         files: str = "files",
         sizes: str = "file_bytes",
     ):
         super().__init__(corpus)
-        # In a description, they are JSON.
-        features = {
-            name: Feature(**each) if isinstance(each, Mapping) else each
-            for name, each in features.items()
-        }
-        self.made, known = check_features(features), corpus.features
+        self.made, stored = check_features(features), corpus.features
         for name in (files, sizes):
-            if name not in known:
-                raise InvalidValue(f"the corpus has no feature {suggest_option(name, [*known])}")
-        raw, parts = known[files].of, known[sizes].of
-        if beside := [n for n, each in known.items() if raw in (each.of, each.to) and n != files]:
+            if name not in stored:
+                raise InvalidValue(f"the corpus has no feature {suggest_option(name, [*stored])}")
+        raw, size_side = stored[files].of, stored[sizes].of
+        if beside := [n for n, f in stored.items() if raw in (f.of, f.to) and n != files]:
             raise InvalidValue(
-                f"{beside[0]} is on the side {raw!r} or points to it; the bytes of files must have "
-                "a side of their own, which is not in batches"
+                f"{beside[0]} is on the side {raw!r} or points to it; the bytes of files "
+                "must have a side of their own, which is not in batches"
             )
-        found = {each.of for each in self.made.values()}
-        pointers = [n for n, each in known.items() if {each.of} == found and each.to == parts]
-        if not pointers or any(each.to or each.dtype is None for each in self.made.values()):
+        of_sides = {feature.of for feature in self.made.values()}
+        pointers = [n for n, f in stored.items() if {f.of} == of_sides and f.to == size_side]
+        if not pointers or any(f.to or f.dtype is None for f in self.made.values()):
             raise InvalidValue(
                 f"features are {dict(features)!r:.200}; they must be of one side that points to "
-                f"{parts!r}, the side of {sizes}, with dtypes, and no pointers"
+                f"{size_side!r}, the side of {sizes}, with dtypes, and no pointers"
             )
-        (of,), sides = found, corpus.sides
-        self._function, self._names = decode, (files, sizes)
-        names = files, sizes, pointers[0]
-        made = _DecodedSide(sides[of], sides[raw], sides[parts], names, decode, self.made)
-        self.sides = {n: made if n == of else each for n, each in sides.items() if n != raw}
+        (target,), sides = of_sides, corpus.sides
+        self._function, names = decode, (files, sizes, pointers[0])
+        made = _DecodedSide(sides[target], sides[raw], sides[size_side], names, decode, self.made)
+        self.sides = {n: made if n == target else side for n, side in sides.items() if n != raw}
         several = len(self.sides) > 1
         self.unpriced = tuple(name for name in corpus.unpriced if name != raw and several)
         function = decode if isinstance(decode, str) else fingerprint(decode)
-        schemas = {name: each.as_json for name, each in self.made.items()}
+        schemas = {name: feature.as_json for name, feature in self.made.items()}
         self._describe(decode=function, features=schemas, files=files, sizes=sizes)
         # Under the name of the side, which text that is mixed with them lacks.
         identity = dict(self.identity)
-        mine = {n: identity.pop(n) for n in (of, raw, self.kind) if n in identity}
-        self.identity = {**identity, of: mine.pop(of, {}) | mine}
+        entries = {n: identity.pop(n) for n in (target, raw, self.kind) if n in identity}
+        self.identity = {**identity, target: entries.pop(target, {}) | entries}
 
     @computed
     def lengths(self) -> np.ndarray:
         """Positions of each example, on the sides that the view has."""
-        kept = [name in self.sides for name in self.corpus.side_names]
-        lengths = self.corpus.lengths[:, kept]
+        columns = [name in self.sides for name in self.corpus.side_names]
+        lengths = self.corpus.lengths[:, columns]
         return lengths if len(self.sides) > 1 else lengths[:, 0]
 
     @computed
@@ -107,9 +101,7 @@ class Decoded(ChangedView):
 
     def arguments(self) -> dict[str, Any]:
         """See `AnyCorpus`."""
-        files, sizes = self._names
-        options = {"decode": self._function, "features": self.made, "files": files, "sizes": sizes}
-        return {"corpus": self.corpus, **options}
+        return super().arguments() | {"decode": self._function, "features": self.made}
 
     def __str__(self) -> str:
         return f"{self.corpus}\nseen as      decoded {', '.join(self.made)}"
@@ -128,11 +120,11 @@ class _DecodedSide(Side):
         sizes: Side,
         names: tuple[str, str, str],
         decode: Decode | str,
-        made: Mapping[str, Feature],
+        schemas: Mapping[str, Feature],
     ):
-        self._side, self._files, self._sizes, self._columns = side, files, sizes, names
-        self._function, self._made = decode, made
-        self.has_tokens, self.features = side.has_tokens, {**side.features, **made}
+        self._side, self._files, self._sizes, self._feature_names = side, files, sizes, names
+        self._function, self._made = decode, schemas
+        self.has_tokens, self.features = side.has_tokens, {**side.features, **schemas}
 
     @computed
     def lengths(self) -> np.ndarray:
@@ -140,7 +132,7 @@ class _DecodedSide(Side):
         return self._side.lengths
 
     def _read(self, pieces: Pieces, names: Sequence[str]) -> Fields:
-        fields = self._side.read(*pieces, [n for n in names if n in self._side.features])
+        fields = self._side.read(*pieces, self._side.select(names))
         if missing := [name for name in names if name not in fields]:
             for name in missing:
                 fields[name] = self.features[name].filled(int(pieces.reach.sum()))
@@ -161,17 +153,19 @@ class _DecodedSide(Side):
             raise InvalidValue(
                 f"of its function, only the fingerprint {self._function} is known here"
             )
-        given = self._function(content)
-        arrays = given if isinstance(given, tuple) else (given,)
+        output = self._function(content)
+        arrays = output if isinstance(output, tuple) else (output,)
         if len(arrays) != len(self._made):
             raise InvalidValue(f"decode gave {len(arrays)} arrays for {', '.join(self._made)}")
         columns = zip(self._made.items(), arrays, strict=True)
-        return [each.convert([array], name, [len(arrays[0])]) for (name, each), array in columns]
+        return [
+            feature.convert([array], name, [len(arrays[0])]) for (name, feature), array in columns
+        ]
 
     def _decode(self, examples: np.ndarray) -> Iterator[Fields]:
         """The features of whole examples, one after another."""
-        files, sizes, pointer = self._columns
-        stored = [name for name in (pointer, *self._made) if name in self._side.features]
+        files, sizes, pointer = self._feature_names
+        stored = self._side.select((pointer, *self._made))
         for number, content, counts, expected in zip(
             examples.tolist(),
             _read_whole(self._files, examples, [files]),
@@ -181,16 +175,18 @@ class _DecodedSide(Side):
         ):
             ends = np.cumsum(counts[sizes], dtype=np.int64)
             try:
-                parts = np.split(content[files], ends)[:-1]
-                decoded = [self._decode_file(each.tobytes()) for each in parts]
+                file_bytes = np.split(content[files], ends)[:-1]
+                decoded = [self._decode_file(raw.tobytes()) for raw in file_bytes]
             except Exception as error:  # of many kinds, for bytes of any kind
                 raise InvalidValue(
                     f"example {number} cannot be decoded: {error}; leave it out: exclude=[{number}]"
                 ) from error
-            lengths = np.array([len(each[0]) for each in decoded], np.int64)
+            lengths = np.array([len(arrays[0]) for arrays in decoded], np.int64)
             values = {pointer: np.arange(len(decoded)).repeat(lengths)}
-            for at, (name, feature) in enumerate(self._made.items()):
-                values[name] = np.concatenate([feature.filled(0), *(each[at] for each in decoded)])
+            for column, (name, feature) in enumerate(self._made.items()):
+                values[name] = np.concatenate(
+                    [feature.filled(0), *(arrays[column] for arrays in decoded)]
+                )
             for name in stored:
                 if not np.array_equal(values[name], expected[name]):
                     raise InvalidValue(

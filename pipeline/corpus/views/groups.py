@@ -16,14 +16,11 @@ from pipeline.corpus.interface import AnyCorpus, SingleCorpus, computed
 from pipeline.corpus.nodes import Nodes
 from pipeline.corpus.stored.gather import Fields, Pieces, gather
 from pipeline.corpus.tasks import ABOVE, CAUSAL
+from pipeline.corpus.views.cuts import cut_groups
 from pipeline.corpus.views.trees import Shape, Tree, divide_columns
 from pipeline.errors import InvalidValue, counted, require_whole
-from pipeline.planning.layout import count_before, ranges
-from pipeline.text.features import (
-    TOKENS,
-    Feature,
-    check_features,
-)
+from pipeline.planning.layout import ranges
+from pipeline.text.features import TOKENS, Feature, check_features
 
 logger = logging.getLogger(__name__)
 
@@ -49,14 +46,14 @@ class Groups(SingleCorpus):
     """
 
     kind = "groups"
+    trees: np.ndarray
 
     def __init__(self, nodes: AnyCorpus, max_length: int | None = None):
         self.nodes, self.members, self.task = nodes, (nodes,), CAUSAL
         (self._side,) = nodes.sides.values()
         self.weighted, self.vocab_size, self.directory = True, nodes.vocab_size, nodes.directory
-        self.features = {name: each for name, each in nodes.features.items() if name != ABOVE}
+        self.features = {name: feature for name, feature in nodes.features.items() if name != ABOVE}
         self.identity = {**nodes.identity, "task": CAUSAL.name}
-        self._sizes = nodes.lengths
         self._above = nodes.read_examples(np.arange(len(nodes)), [ABOVE])[ABOVE]
         roots = np.flatnonzero(self._above == 0)
         self._edges = np.append(roots, len(nodes))
@@ -66,23 +63,28 @@ class Groups(SingleCorpus):
             raise InvalidValue(
                 f"{nodes!r} is damaged: its nodes do not make groups; prepare it again"
             )
-        self._lay_out()
-        self._max_length, self._num_alike, self._num_partly = max_length, 0, 0
+        self._lay_out(nodes.lengths)
+        self._max_length, self._alike, self._partly = max_length, 0, 0
         if max_length is not None:
-            self._cut(max_length)
+            cut = cut_groups(self._side, Tree(self._above), self._sizes, max_length)
+            self._alike, self._partly = cut.alike, cut.partly
+            self._lay_out(cut.sizes)
+            if self._side.weighted:  # weights of the rest are not counted
+                self.num_learnt = None
+            self.identity["tokens"] += f" cut to {max_length}"
         if nodes.files is not None:
             ends = np.searchsorted(roots, np.cumsum(nodes.files))
             self.files = np.diff(ends, prepend=0)
 
-    def _lay_out(self) -> None:
+    def _lay_out(self, sizes: np.ndarray) -> None:
+        """Sets what the number of tokens of each node decides."""
         tree = Tree(self._above)
         # A node that `prepare(on_error="skip")` left without tokens keeps its group out of batches.
-        group = np.cumsum(tree.root) - 1
-        self._sizes = self._sizes * (np.bincount(group, self._sizes == 0) == 0)[group]
-        laid = tree.lay_out(self._sizes)
-        self.lengths = laid.sum(laid.columns).astype(np.uint32)
-        self.trees = self._table = laid.table
-        self.lengths.flags.writeable = self._table.flags.writeable = False
+        self._sizes = sizes * (np.bincount(tree.group, sizes == 0) == 0)[tree.group]
+        nodes = tree.lay_out(self._sizes)
+        self.lengths = nodes.sum(nodes.columns).astype(np.uint32)
+        self.trees = nodes.table
+        self.lengths.flags.writeable = self.trees.flags.writeable = False
         self.num_tokens = int(self.lengths.sum(dtype=np.int64))
         self.num_learnt = self.nodes.num_learnt if self._side.weighted else self.num_tokens
 
@@ -103,92 +105,23 @@ class Groups(SingleCorpus):
         longest = int(self.lengths.max(initial=0))
         if longest <= max_length:
             return self
-        cut = Groups(self.nodes, max_length)
-        if cut._num_partly:
+        groups = Groups(self.nodes, max_length)
+        if partly := groups._partly:
             logger.warning(
-                f"{cut._num_partly:,} of {counted(len(self), 'group')} stay, though cut to "
-                f"{max_length:,} columns some of their continuations are the same; give a longer "
-                "bucket"
+                f"{partly:,} of {counted(len(self), 'group')} stay, though cut to {max_length:,} "
+                "columns some of their continuations are the same; give a longer bucket"
             )
-        if alike := cut._num_alike:
+        if alike := groups._alike:
             logger.warning(
                 f"{alike:,} of {counted(len(self), 'group')} are left out: cut to {max_length:,} "
                 "columns, their continuations are the same; give a longer bucket"
             )
-        if lost := int(np.count_nonzero((cut.lengths == 0) & (self.lengths > 0))) - alike:
+        if lost := int(np.count_nonzero((groups.lengths == 0) & (self.lengths > 0))) - alike:
             logger.warning(
                 f"{lost:,} of {counted(len(self), 'group')} are left out: even with one token in "
                 f"each continuation, they have more than {max_length:,} columns"
             )
-        return cut
-
-    def _cut(self, max_length: int) -> None:
-        tree, sizes = Tree(self._above), self._sizes.astype(np.int64)
-        group = np.cumsum(tree.root) - 1
-        # The columns that the continuations of each group may have together, each at least one.
-        leaves = np.bincount(group, sizes * tree.branch, len(self)).astype(np.int64)
-        room = max_length - self.lengths.astype(np.int64) + leaves
-        longer, fits = self.lengths > max_length, room >= self._table[:, 1]
-        sizes[(longer & ~fits)[group]] = 0
-        longer &= fits
-        places = np.flatnonzero(tree.branch & longer[group])
-        of, own = group[places], sizes[places]
-
-        def total(numbers: np.ndarray) -> np.ndarray:
-            return np.bincount(of, numbers, len(self)).astype(np.int64)
-
-        # The most tokens that each continuation of a group may have, found by bisection.
-        low, high = np.ones_like(room), np.full_like(room, max_length)
-        while (low < high).any():
-            middle = (low + high + 1) // 2
-            fits = total(np.minimum(own, middle[of])) <= room
-            low, high = np.where(fits, middle, low), np.where(fits, high, middle - 1)
-        alike, partly = self._find_alike(tree, places, low[of])
-        kept = np.minimum(own, low[of])
-        cut, left = np.flatnonzero(own > kept), room - total(kept)
-        kept[cut] += count_before(of[cut], np.ones_like(cut)) < left[of[cut]]
-        sizes[places] = kept
-        sizes[np.isin(group, alike)] = 0
-        self._num_alike, self._num_partly = len(alike), len(partly)
-        self._sizes = sizes.astype(np.uint32)
-        self._lay_out()
-        if self._side.weighted:  # weights of the rest are not counted
-            self.num_learnt = None
-        tokens = f"{self.identity['tokens']} cut to {max_length}"
-        self.identity = {**self.identity, "tokens": tokens}
-
-    def _find_alike(
-        self, tree: Tree, places: np.ndarray, most: np.ndarray
-    ) -> tuple[list[int], list[int]]:
-        """The groups whose continuations differ, but not in the first tokens that stay.
-
-        And those of which that is true of some. `places` are the nodes that are continuations, and
-        `most` the tokens that stay of each; one that has a token more, since a group has room for
-        it, is compared without.
-        """
-        group = (np.cumsum(tree.root) - 1)[places]
-        own = self._sizes[places].astype(np.int64)
-        shown, parent = np.minimum(own, most), tree.parent[places]
-        # Those that have as many tokens, after one parent, as another one, of which some are cut.
-        kinds = parent * (1 + shown.max(initial=0)) + shown
-        _, kind, counts = np.unique(kinds, return_inverse=True, return_counts=True)
-        wanted = (counts > 1) & (np.bincount(kind, own > most) > 0)
-        chosen = np.flatnonzero(wanted[kind])
-        # By group and kind, the tokens that stay, and all.
-        heads: dict[tuple[int, int], set[bytes]] = {}
-        wholes: dict[tuple[int, int], set[bytes]] = {}
-        which, sizes = places[chosen], own[chosen]
-        for mine, fields in self._side.read_blocks(which, 0 * which, sizes):
-            parts = np.split(fields["inputs"], np.cumsum(sizes[mine])[:-1])
-            at = chosen[mine]
-            keys = zip(group[at].tolist(), kind[at].tolist(), strict=True)
-            for key, part, stay in zip(keys, parts, most[at].tolist(), strict=True):
-                heads.setdefault(key, set()).add(part[:stay].tobytes())
-                wholes.setdefault(key, set()).add(part.tobytes())
-        fewer = {key for key, some in heads.items() if len(some) < len(wholes[key])}
-        total = np.bincount(group)
-        alike = {of for of, n in fewer if counts[n] == total[of] and len(heads[of, n]) == 1}
-        return [*alike], [*({of for of, _ in fewer} - alike)]
+        return groups
 
     @computed
     def silent(self) -> np.ndarray:
@@ -199,49 +132,49 @@ class Groups(SingleCorpus):
             return silent
         begin, learnt = self._edges[silent], np.zeros(len(silent), bool)
         sizes = self._sizes[begin].astype(np.int64)
-        for mine, fields in self._side.read_blocks(begin, 0 * begin, sizes):
-            prefix = np.arange(mine.start, mine.stop).repeat(sizes[mine])
+        for block, fields in self._side.read_blocks(begin, 0 * begin, sizes):
+            prefix = np.arange(block.start, block.stop).repeat(sizes[block])
             learnt[prefix[fields["loss_weights"] != 0]] = True
         return silent[~learnt & (self.lengths[silent] > 0)]
 
     def read_nodes(self, examples: np.ndarray) -> Nodes:
         """See `Side.read_nodes`."""
-        which, tree = self._tree(examples)
-        return tree.lay_out(self._sizes[which])
+        numbers, tree = self._tree(examples)
+        return tree.lay_out(self._sizes[numbers])
 
     def _tree(self, examples: np.ndarray) -> tuple[np.ndarray, Tree]:
         """The numbers of the nodes of groups, and their tree."""
         begin = self._edges[examples]
-        which = ranges(begin, self._edges[np.asarray(examples) + 1] - begin)
-        return which, Tree(self._above[which])
+        numbers = ranges(begin, self._edges[np.asarray(examples) + 1] - begin)
+        return numbers, Tree(self._above[numbers])
 
     def _read(self, pieces: Pieces, names: Sequence[str]) -> Fields:
         examples, starts, lengths, reach, _ = pieces
-        which, tree = self._tree(examples)
+        numbers, tree = self._tree(examples)
         piece = np.arange(len(examples)).repeat(tree.counts)
-        size = np.asarray(self._sizes[which], np.int64)
+        size = np.asarray(self._sizes[numbers], np.int64)
         # The input of a node's first column is the token before its own, so a piece of m columns
         # needs m + 1 tokens, from consecutive nodes.
         first = tree.lay_out(size).first
         token = first + ~tree.root  # where its own tokens begin in the group
         begin = np.maximum(token, starts[piece])
         count = np.minimum(token + size, (starts + lengths)[piece] + 1) - begin
-        some = count > 0
+        nonempty = count > 0
         # First columns whose input is not the token before them: of all children but the first.
         before = np.cumsum(reach) - reach
         inside = (first >= starts[piece]) & (first < (starts + lengths)[piece])
         copies = np.flatnonzero((tree.above > 1) & inside)
-        places = (before[piece] + first - starts[piece])[copies]
+        positions = (before[piece] + first - starts[piece])[copies]
         parent, none = tree.parent[copies], np.ones_like(copies)
         read = self._side.read(
-            np.append(which[some], which[parent]),
-            np.append((begin - token)[some], size[parent] - 1),
-            np.append(count[some], none),
+            np.append(numbers[nonempty], numbers[parent]),
+            np.append((begin - token)[nonempty], size[parent] - 1),
+            np.append(count[nonempty], none),
             features=names,
         )
         if "loss_weights" not in read:
             leaves = tree.sum_leaves(tree.branch.astype(np.float32))
-            flat = leaves[some].repeat(count[some])
+            flat = leaves[nonempty].repeat(count[nonempty])
             read["loss_weights"] = np.append(flat, none.astype(np.float32))
         ends = np.cumsum(lengths + 1)
         at = ends - lengths - 1
@@ -250,7 +183,7 @@ class Groups(SingleCorpus):
         for name, values in read.items():
             fields[name] = gather(values, at + (name in later), lengths, reach)
             if name not in later:
-                fields[name][places] = values[len(values) - len(copies) :]
+                fields[name][positions] = values[len(values) - len(copies) :]
         return fields
 
     def _read_examples(self, examples: np.ndarray, names: Sequence[str]) -> Fields:
@@ -258,8 +191,8 @@ class Groups(SingleCorpus):
         fields = self._side.read_examples(self._edges[examples], of_groups)
         if more := [name for name in names if name not in of_groups]:
             # In the corpus of nodes, these are features of examples.
-            which, tree = self._tree(examples)
-            fields |= self._side.read_examples(which[tree.branch], more)
+            numbers, tree = self._tree(examples)
+            fields |= self._side.read_examples(numbers[tree.branch], more)
         return fields
 
     def with_features(
@@ -269,25 +202,25 @@ class Groups(SingleCorpus):
 
         Columns are as for `Corpus.from_groups`, with an entry for each group.
         """
-        known = check_features(features)
+        schemas = check_features(features)
         shapes = (
             Shape(self.nodes.lengths[begin:end], self._above[begin:end])
             for begin, end in itertools.pairwise(self._edges.tolist())
         )
-        more = divide_columns({TOKENS: shapes, **columns}, known)
+        more = divide_columns({TOKENS: shapes, **columns}, schemas)
         del more[TOKENS], more[ABOVE]
-        return Groups(self.nodes.with_features(more, features=known), self._max_length)
+        return Groups(self.nodes.with_features(more, features=schemas), self._max_length)
 
     def decode(self, index: int) -> str:
         """The text of a group: a line for each node, indented below its parent."""
         if self.tokenizer is None:
             raise InvalidValue(f"{self!r:.200} was made without a tokenizer, so it has no text")
-        which, tree = self._tree(np.array([range(len(self))[index]]))
-        lines, depth = [], [0] * len(which)
-        for place, (node, parent) in enumerate(zip(which, tree.parent.tolist(), strict=True)):
-            depth[place] = depth[parent] + (place > 0)
+        numbers, tree = self._tree(np.array([range(len(self))[index]]))
+        lines, depth = [], [0] * len(numbers)
+        for number, (node, parent) in enumerate(zip(numbers, tree.parent.tolist(), strict=True)):
+            depth[number] = depth[parent] + (number > 0)
             ids = self.nodes[int(node)]["inputs"][: self._sizes[node]]
-            lines.append("  " * depth[place] + self.tokenizer.decode(ids))
+            lines.append("  " * depth[number] + self.tokenizer.decode(ids))
         return "\n".join(lines)
 
     def arguments(self) -> dict[str, Any]:
@@ -301,5 +234,5 @@ class Groups(SingleCorpus):
 def truncate_groups(corpus: AnyCorpus, max_length: int) -> AnyCorpus:
     """The corpus with all groups in it cut by `Groups.truncate`."""
     return corpus.map_leaves(
-        lambda each: each.truncate(max_length) if isinstance(each, Groups) else each
+        lambda leaf: leaf.truncate(max_length) if isinstance(leaf, Groups) else leaf
     )

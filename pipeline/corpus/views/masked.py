@@ -44,14 +44,14 @@ class Masked(DrawnView):
         seed: int = 0,
         keep_ids: Sequence[int] | None = None,
     ):
-        super().__init__(corpus, self.needs)
+        super().__init__(corpus)
         if mask_id is None:
             mask_id = self._new_id("mask_id")
         self.mask_id, self.rate = require_whole("mask_id", mask_id, 0), require_share("rate", rate)
         self.seed = require_whole("seed", seed, 0)
         marks = [mark for mark in self.marks if mark is not None]
-        kept = marks if keep_ids is None else keep_ids
-        self.keep_ids = sorted({require_whole("an id of keep_ids", each, 0) for each in kept})
+        ids = marks if keep_ids is None else keep_ids
+        self.keep_ids = sorted({require_whole("an id of keep_ids", id_, 0) for id_ in ids})
         self.vocab_size = num_ids = max(corpus.vocab_size or 0, self.mask_id + 1)
         names = "mask_id", "rate", "seed", "keep_ids"
         self._describe(**{name: getattr(self, name) for name in names})
@@ -77,14 +77,14 @@ class _MaskedSide(Side):
         selected = bits < self._threshold
         for keep in self._keep_ids:
             selected &= targets != keep
-        places = np.flatnonzero(selected)
+        positions = np.flatnonzero(selected)
         # Selected places have small bits, so these are mixed once more.
-        fate = prng.mix(bits[places])
+        fate = prng.mix(bits[positions])
         inputs = targets.copy()
-        inputs[places[fate < prng.threshold(MASK)]] = self._mask_id
+        inputs[positions[fate < prng.threshold(MASK)]] = self._mask_id
         other = (fate >= prng.threshold(MASK)) & (fate < prng.threshold(MASK + RANDOM))
         random = prng.below(prng.mix(fate[other]), self._num_ids)
-        inputs[places[other]] = random
+        inputs[positions[other]] = random
         weights = selected.astype(np.float32)
         return {"inputs": inputs, "targets": targets, **fields, "loss_weights": weights}
 

@@ -64,19 +64,19 @@ class FillInTheMiddle(DrawnView):
         marks: Sequence[bool] | None = None,
         seed: int = 0,
     ):
-        super().__init__(corpus, self.needs)
+        super().__init__(corpus)
         rate = require_share("rate", rate) if rate != 0 else 0.0
         seed = require_whole("seed", seed, 0)
         require_one_of("mode", mode, get_args(Mode))
         require_one_of("loss", loss, get_args(Loss))
         names = "prefix", "middle", "suffix"
         self.prefix, self.middle, self.suffix = ids = [
-            self._new_id(name) + place if id_ is None else require_whole(name, id_, 0)
-            for place, (name, id_) in enumerate(zip(names, (prefix, middle, suffix), strict=True))
+            self._new_id(name) + offset if id_ is None else require_whole(name, id_, 0)
+            for offset, (name, id_) in enumerate(zip(names, (prefix, middle, suffix), strict=True))
         ]
         if len({*ids}) < len(ids):
             raise InvalidValue(f"{', '.join(names)} are {ids}; give three different ids")
-        begins, ends = [each is not None for each in self.marks] if marks is None else marks
+        begins, ends = [mark is not None for mark in self.marks] if marks is None else marks
         options: dict[str, Any] = dict(zip(names, ids, strict=True))
         options |= {"mode": mode, "loss": loss, "rate": rate}
         options |= {"seed": seed, "marks": [bool(begins), bool(ends)]}
@@ -110,14 +110,14 @@ class _MiddleSide(Side):
         self._marks, (self._begins, self._ends) = (prefix, middle, suffix), marks
         self._threshold = prng.threshold(rate)
         self.weighted = loss == "middle"
-        self.features = {n: each for n, each in side.features.items() if each.per_example}
+        self.features = {n: feature for n, feature in side.features.items() if feature.per_example}
 
     @computed
     def lengths(self) -> np.ndarray:
         """Positions of each example, marks included: uint32 [examples]."""
         lengths = np.array(self._side.lengths)
-        for some in prng.blocks(len(lengths)):
-            lengths[some] += np.uint32(len(self._marks)) * self._is_cut(some)
+        for numbers in prng.blocks(len(lengths)):
+            lengths[numbers] += np.uint32(len(self._marks)) * self._is_cut(numbers)
         return lengths
 
     def __len__(self) -> int:
@@ -151,26 +151,26 @@ class _MiddleSide(Side):
         examples, starts, lengths, reach, epoch = pieces
         ids, *edges = zip(*self._runs(examples, epoch), strict=True)
         begin, end = (
-            np.stack([np.broadcast_to(run, len(examples)) for run in each], axis=1).astype(np.int64)
-            for each in edges
+            np.stack([np.broadcast_to(run, len(examples)) for run in edge], axis=1).astype(np.int64)
+            for edge in edges
         )
         # The part of each run that is in its piece, which has one more token than positions.
         origin = np.cumsum(end - begin, axis=1) - (end - begin)
         low = np.maximum(origin, starts[:, None])
         high = np.minimum(origin + end - begin, (starts + lengths + 1)[:, None])
         size, token = np.maximum(high - low, 0), begin + low - origin
-        place = (np.cumsum(size) - size.ravel()).reshape(size.shape)
+        offset = (np.cumsum(size) - size.ravel()).reshape(size.shape)
         tokens = np.empty(size.sum(), np.int32)
         is_text = np.array([id_ is None for id_ in ids])
         for mark in np.flatnonzero(~is_text):
-            tokens[place[size[:, mark] > 0, mark]] = ids[mark]
+            tokens[offset[size[:, mark] > 0, mark]] = ids[mark]
         piece, run = np.nonzero((size > 0) & is_text)
-        token, place, count = token[piece, run], place[piece, run], size[piece, run]
+        token, offset, count = token[piece, run], offset[piece, run], size[piece, run]
         # A token is read as a target, except the first of an example, which is none.
         read = self._side.read(examples[piece], np.maximum(token - 1, 0), count, features=())
-        tokens[ranges(place, count)] = read["targets"]
+        tokens[ranges(offset, count)] = read["targets"]
         firsts = np.flatnonzero(token == 0)
-        tokens[place[firsts]] = read["inputs"][(np.cumsum(count) - count)[firsts]]
+        tokens[offset[firsts]] = read["inputs"][(np.cumsum(count) - count)[firsts]]
 
         at = np.cumsum(lengths + 1) - lengths - 1
         fields = {

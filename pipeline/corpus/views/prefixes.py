@@ -68,10 +68,10 @@ def _read(samples: Any) -> Ragged:
         for name, entries in columns.items()
         if name not in (TOKENS, WEIGHTS) and len(entries)
     }
-    parts = [part for _, part in divide_arrays(columns, {CAUSAL.side: features}, None)]
-    if not parts:
+    chunks = [chunk for _, chunk in divide_arrays(columns, {CAUSAL.side: features}, None)]
+    if not chunks:
         raise InvalidValue("samples are empty; give at least one sample")
-    ragged = Ragged.concatenate(parts)
+    ragged = Ragged.concatenate(chunks)
     if (short := np.flatnonzero(ragged.counts < 2)).size:
         raise InvalidValue(
             f"sample {short[0]} has {counted(int(ragged.counts[short[0]]), 'token')}; nothing can "
@@ -94,10 +94,10 @@ class _Node:
 
     def divide(self, depth: int) -> None:
         """Moves the tokens from this depth on into a child, which gets the children."""
-        at = self.first + depth - self.depth
-        if at < self.end:
-            self.children = [_Node(depth, at, self.end, self.children)]
-            self.end = at
+        cut = self.first + depth - self.depth
+        if cut < self.end:
+            self.children = [_Node(depth, cut, self.end, self.children)]
+            self.end = cut
 
 
 def _find_groups(
@@ -106,23 +106,25 @@ def _find_groups(
     """The roots; and for each token, where its values are in `ragged`, and its weight."""
     flat, counts = ragged.flat, ragged.counts
     begins = np.cumsum(counts) - counts
-    own = np.ones(len(flat), np.float32) if ragged.weights is None else ragged.weights.copy()
-    own[begins] = 0  # the first token of a sample is no target
-    values = [each.values for name, each in ragged.columns.items() if name not in (TOKENS, WEIGHTS)]
+    sample_weights = (
+        np.ones(len(flat), np.float32) if ragged.weights is None else ragged.weights.copy()
+    )
+    sample_weights[begins] = 0  # the first token of a sample is no target
+    values = [column.values for n, column in ragged.columns.items() if n not in (TOKENS, WEIGHTS)]
     # As bytes, the most significant first, samples are in the order of their tokens.
     ordered = flat.astype(">u4").tobytes()
     keys = [ordered[4 * b : 4 * (b + n)] for b, n in zip(begins.tolist(), counts, strict=True)]
 
     source, weights = np.empty(len(flat), np.int64), np.zeros(len(flat), np.float32)
 
-    def count_shared(path: np.ndarray, mine: np.ndarray) -> int:
+    def count_shared(path: np.ndarray, sample: np.ndarray) -> int:
         """The leading tokens that a sample shares with the path to the sample before it."""
-        most = min(len(path), len(mine))
-        path, mine = path[:most], mine[:most]
-        same = flat[source[path]] == flat[mine]
-        both = (weights[path] > 0) & (own[mine] > 0)
+        most = min(len(path), len(sample))
+        path, sample = path[:most], sample[:most]
+        same = flat[source[path]] == flat[sample]
+        both = (weights[path] > 0) & (sample_weights[sample] > 0)
         for column in values:
-            equal = column[source[path]] == column[mine]
+            equal = column[source[path]] == column[sample]
             same &= ~both | equal.all(axis=(*range(1, equal.ndim),))
         return most if same.all() else int(same.argmin())
 
@@ -131,8 +133,8 @@ def _find_groups(
     order = sorted(range(len(keys)), key=keys.__getitem__)
     for number in Bar("finding prefixes", order, unit=" sample", delay=SHOWN_AFTER):
         begin, count = int(begins[number]), int(counts[number])
-        mine = np.arange(begin, begin + count)
-        shared = count_shared(path, mine)
+        sample = np.arange(begin, begin + count)
+        shared = count_shared(path, sample)
         longer = max_length is not None and size + count - shared - first - 1 > max_length
         if shared < min_shared or longer:
             shared, stack, first, lowest = 0, [_Node(0, size, size + count, [])], size, number
@@ -141,10 +143,10 @@ def _find_groups(
             roots[number], lowest = roots.pop(lowest), number
         # The sample's own tokens follow those of the samples before it.
         path = np.append(path[:shared], np.arange(size, size + count - shared))
-        source[path[shared:]] = mine[shared:]
-        learnt = (own[mine] > 0) & (weights[path] == 0)
-        source[path[learnt]] = mine[learnt]
-        weights[path] += own[mine]
+        source[path[shared:]] = sample[shared:]
+        learnt = (sample_weights[sample] > 0) & (weights[path] == 0)
+        source[path[learnt]] = sample[learnt]
+        weights[path] += sample_weights[sample]
         if shared > 0:
             while stack[-1].depth >= shared:
                 stack.pop()

@@ -50,6 +50,11 @@ class Tree:
         self._levels = np.split(order, ends)[1:]  # from the children of prefixes down
 
     @property
+    def group(self) -> np.ndarray:
+        """The number of the group of each node: int64 [nodes]."""
+        return np.cumsum(self.root) - 1
+
+    @property
     def counts(self) -> np.ndarray:
         """The number of nodes of each group."""
         return np.diff(np.flatnonzero(self.root), append=len(self.root))
@@ -108,28 +113,28 @@ class Shape:
                 )
         return cls(np.array([*map(len, tokens)]), np.array(above), tokens)
 
-    def spread(self, given: Any, feature: Feature, what: str) -> list[np.ndarray]:
+    def spread(self, values: Any, feature: Feature, what: str) -> list[np.ndarray]:
         """The values of a feature for each node."""
         if feature.of == "continuation":
-            return list(self._of_leaves(given, feature, what))
+            return list(self._of_leaves(values, feature, what))
         if feature.of == "example":
             none = np.zeros(feature.shape, feature.dtype)
-            return [*feature.convert([given], what, [0])] + [none] * (len(self.sizes) - 1)
+            return [*feature.convert([values], what, [0])] + [none] * (len(self.sizes) - 1)
         return [
             feature.convert([content], name, [size])
             for (content, _, name), size in zip(
-                _unnest(given, what, self._below), self.sizes, strict=True
+                _unnest(values, what, self._below), self.sizes, strict=True
             )
         ]
 
-    def weigh(self, given: Any, what: str) -> list[np.ndarray]:
+    def weigh(self, weights: Any, what: str) -> list[np.ndarray]:
         """The weights of the tokens of each node, from numbers or arrays."""
-        if _is_branching(given):
-            contents = [(each, name) for each, _, name in _unnest(given, what, self._below)]
+        if _is_branching(weights):
+            contents = [(content, name) for content, _, name in _unnest(weights, what, self._below)]
         else:  # a number for each continuation
-            numbers = self._of_leaves(given, LOSS_WEIGHTS, what)
-            contents = [(each, what) for each in self.tree.sum_leaves(numbers)]
-        found = []
+            numbers = self._of_leaves(weights, LOSS_WEIGHTS, what)
+            contents = [(weight, what) for weight in self.tree.sum_leaves(numbers)]
+        result = []
         for (content, name), size in zip(contents, self.sizes, strict=True):
             array = LOSS_WEIGHTS.cast(as_array(content, name), name)
             if array.shape not in [(), (size,)]:
@@ -137,13 +142,13 @@ class Shape:
                     f"{name} cannot have shape {array.shape}; give a number, or one for each of "
                     f"its {counted(size, 'token')}"
                 )
-            found.append(np.array(np.broadcast_to(require_weights(array, name), size)))
-        found[0][0] = 0  # the first token of the group is no target
-        return found
+            result.append(np.array(np.broadcast_to(require_weights(array, name), size)))
+        result[0][0] = 0  # the first token of the group is no target
+        return result
 
-    def _of_leaves(self, given: Any, feature: Feature, what: str) -> np.ndarray:
+    def _of_leaves(self, entries: Any, feature: Feature, what: str) -> np.ndarray:
         """Values of continuations, and 0 for other nodes: `[nodes, *shape]`."""
-        array, leaves = as_array(given, what), int(self.tree.branch.sum())
+        array, leaves = as_array(entries, what), int(self.tree.branch.sum())
         if array.shape != (leaves, *feature.shape):
             raise InvalidValue(
                 f"the shape of {what} is {array.shape}; for a group of "
@@ -161,13 +166,13 @@ def _is_branching(node: Any) -> bool:
 
 
 def _unnest(
-    given: Any, what: str, below: Sequence[int] | None = None
+    nested: Any, what: str, below: Sequence[int] | None = None
 ) -> Iterator[tuple[Any, int, str]]:
     """The content of each node, depth first, how many nodes back its parent is, and its name.
 
-    `below` is the number of children of each node, known from the tokens; None: `given` decides.
+    `below` is the number of children of each node, known from the tokens; None: `nested` decides.
     """
-    stack: list[tuple[Any, int, str]] = [(given, 0, what)]
+    stack: list[tuple[Any, int, str]] = [(nested, 0, what)]
     for number in itertools.count():
         if not stack:
             return
@@ -196,17 +201,17 @@ def divide_groups(
     columns: Any, features: Mapping[str, Feature] | None, vocab_size: int | None
 ) -> tuple[dict[str, Iterator[Any]], dict[str, Feature]]:
     """Columns of groups as columns of their nodes, for `from_arrays`, and the features of these."""
-    given, known = split_columns(columns, GROUPS.check(features))
-    known.pop(WEIGHTS, None)
+    lists, schemas = split_columns(columns, GROUPS.check(features))
+    schemas.pop(WEIGHTS, None)
     shapes = (
-        Shape.of(group, f"group {number}", vocab_size) for number, group in enumerate(given[TOKENS])
+        Shape.of(group, f"group {number}", vocab_size) for number, group in enumerate(lists[TOKENS])
     )
-    known = add_parents(known)
-    return divide_columns({**given, TOKENS: shapes}, known), known
+    schemas = add_parents(schemas)
+    return divide_columns({**lists, TOKENS: shapes}, schemas), schemas
 
 
 def divide_columns(
-    columns: Mapping[str, Iterable[Any]], known: dict[str, Feature]
+    columns: Mapping[str, Iterable[Any]], schemas: dict[str, Feature]
 ) -> dict[str, Iterator[Any]]:
     """An iterator over the entries of nodes for each column; `tokens` has a `Shape` per group."""
 
@@ -214,20 +219,20 @@ def divide_columns(
         for number, entries in zip_columns(columns):
             shape: Shape = entries.pop(TOKENS)
             of_node = {TOKENS: shape.tokens or shape.sizes, ABOVE: shape.tree.above}
-            for name, given in entries.items():
+            for name, value in entries.items():
                 what = f"{name} of group {number}"
                 if name == WEIGHTS:
-                    of_node[name] = shape.weigh(given, f"the {what}")
+                    of_node[name] = shape.weigh(value, f"the {what}")
                     continue
-                feature = known[name]
-                prefix = _is_branching(given) and not feature.per_example
-                feature = known[name] = feature.infer(given[0] if prefix else given, what)
-                of_node[name] = shape.spread(given, feature, what)
-            for each in zip(*of_node.values(), strict=True):
-                yield dict(zip(of_node, each, strict=True))
+                feature = schemas[name]
+                prefix = _is_branching(value) and not feature.per_example
+                feature = schemas[name] = feature.infer(value[0] if prefix else value, what)
+                of_node[name] = shape.spread(value, feature, what)
+            for row in zip(*of_node.values(), strict=True):
+                yield dict(zip(of_node, row, strict=True))
 
     names = [*columns, ABOVE]
     return {
-        name: map(operator.itemgetter(name), each)
-        for name, each in zip(names, itertools.tee(rows(), len(names)), strict=True)
+        name: map(operator.itemgetter(name), copy)
+        for name, copy in zip(names, itertools.tee(rows(), len(names)), strict=True)
     }

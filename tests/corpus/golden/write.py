@@ -38,18 +38,18 @@ def write_arrow(folder: Path) -> Any:
     """Saved twice, the second time with fewer files; and a data set with splits."""
     datasets = importlib.import_module("datasets")
     labels = [
-        [i if m else -100 for i, m in zip(*each, strict=True)]
-        for each in zip(DOCUMENTS, MASKS, strict=True)
+        [i if m else -100 for i, m in zip(*pair, strict=True)]
+        for pair in zip(DOCUMENTS, MASKS, strict=True)
     ]
     rows = datasets.Dataset.from_dict({"input_ids": DOCUMENTS, "labels": labels})
     rows.save_to_disk(folder / "rows", num_shards=3)
     rows.select(range(4)).save_to_disk(folder / "rows", num_shards=2)
     splits = datasets.DatasetDict({"train": rows, "test": rows.select([3, 1])})
     splits.save_to_disk(folder / "splits")
-    found = datasets.load_from_disk(folder / "rows")
-    masks = [[int(label != -100) for label in row] for row in found["labels"]]
+    data_set = datasets.load_from_disk(folder / "rows")
+    masks = [[int(label != -100) for label in row] for row in data_set["labels"]]
     test = datasets.load_from_disk(folder / "splits")["test"]
-    return {"rows": [found["input_ids"][:], masks], "splits": [test["input_ids"][:], None]}
+    return {"rows": [data_set["input_ids"][:], masks], "splits": [test["input_ids"][:], None]}
 
 
 def write_megatron(folder: Path) -> Any:
@@ -85,11 +85,12 @@ def write_olmo(folder: Path) -> Any:
         shutil.copy(folder / name, folder / "masked" / other)
     mask = np.array(join(MASKS), bool)
     mask.tofile(folder / "masked" / "labels_mask_part_0000.npy")
-    found = utils.get_document_indices(folder / "part-0.npy")
+    documents = utils.get_document_indices(folder / "part-0.npy")
     read = [
-        utils.load_array_slice(folder / "part-0.npy", a, b, np.uint16).tolist() for a, b in found
+        utils.load_array_slice(folder / "part-0.npy", a, b, np.uint16).tolist()
+        for a, b in documents
     ]
-    masks = [mask[a:b].astype(int).tolist() for a, b in found]
+    masks = [mask[a:b].astype(int).tolist() for a, b in documents]
     return {"part-0.npy": [read, None], "masked": [read, masks]}
 
 
