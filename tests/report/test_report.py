@@ -12,6 +12,7 @@ from pipeline.report import (
     Dataset,
     Options,
     format_page,
+    format_summary,
     format_text,
     from_corpus,
     from_run,
@@ -20,8 +21,10 @@ from pipeline.report import (
     read_run,
 )
 from pipeline.report.figures import measure_side
-from pipeline.report.findings import find_ours, findings
+from pipeline.report.findings import find_ours, findings, tabulate_strategies
+from pipeline.report.run import WORDS
 from pipeline.report.strategies import compare_plans
+from trainer.stats import RunStats
 
 
 @pytest.fixture(scope="module")
@@ -65,14 +68,14 @@ def test_every_figure_of_the_plan_is_a_count_over_the_real_batches(figures, corp
     assert seen.padding == pytest.approx(1 - sum(real.tokens) / real.positions)
     overlong = np.count_nonzero(np.asarray(corpus.lengths) > 64)
     assert (seen.losses["overlong"], seen.losses["lost"]) == (overlong, 0)
-    assert [each["bucket"] for each in seen.buckets] == [b.as_json for b in plan.buckets]
-    for each in seen.buckets:
-        rows, length = each["bucket"]
+    assert [bucket["bucket"] for bucket in seen.buckets] == [b.as_json for b in plan.buckets]
+    for bucket in seen.buckets:
+        rows, length = bucket["bucket"]
         here = [step for step, shape in enumerate(real.shapes) if shape == (rows, length)]
-        assert each["batches"] == len(here)
+        assert bucket["batches"] == len(here)
         if here:
             tokens = sum(real.tokens[step] for step in here)
-            assert each["fill"] == pytest.approx(tokens / (len(here) * rows * length))
+            assert bucket["fill"] == pytest.approx(tokens / (len(here) * rows * length))
 
 
 @pytest.mark.parametrize("packing", ["best_fit", "none", "fill"])
@@ -83,9 +86,9 @@ def test_every_figure_of_lockstep_is_a_count_over_the_real_batches(
     options = options.replace(packing=packing)
     own = options.plan(corpus)
     ours = compare_plans(corpus.lengths, options, own, lambda text: None)
-    assert {each.packing for each in ours} == {"best_fit", "none", packing}
+    assert {way.packing for way in ours} == {"best_fit", "none", packing}
     assert [bucket.as_json for bucket in own.buckets] in [
-        each.buckets for each in ours if each.packing == packing
+        way.buckets for way in ours if way.packing == packing
     ]
     for seen in ours:
         buckets = tuple(Bucket(*bucket) for bucket in seen.buckets)
@@ -99,7 +102,7 @@ def test_every_figure_of_lockstep_is_a_count_over_the_real_batches(
             assert seen.work[kind] == pytest.approx(cost / tokens)
         # Figures count a part of an overlong document that is cut to fill rows once more.
         assert real.cut <= seen.cut <= real.cut * (1.1 if seen.packing == "fill" else 1)
-    numbers = [len(each.buckets) for each in ours if each.packing == "best_fit"]
+    numbers = [len(way.buckets) for way in ours if way.packing == "best_fit"]
     assert numbers == sorted(set(numbers))
 
 
@@ -110,7 +113,7 @@ def test_buckets_that_are_given_are_compared_with_fitted_ones(options):
     ours = find_ours(seen)
     assert ours.about == "3x50, 1x100"
     assert ours.padding == pytest.approx(Plan(lengths, buckets).padding)
-    names = [each.name for each in seen.strategies]
+    names = [way.name for way in seen.strategies]
     assert names.count("Lockstep, 2 buckets") == names.count("Lockstep, 1 bucket") == 1
 
 
@@ -167,29 +170,29 @@ def test_pairs_are_compared_with_sorted_batches_and_a_budget_of_tokens(monkeypat
     inputs = np.random.default_rng(0).lognormal(3, 0.5, 500).astype(int) + 1
     pairs = Dataset("pairs", np.stack([inputs, inputs * 9 // 10 + 1], axis=1))
     seen = measure(pairs, Options({"tokens_per_batch": 4096}))
-    padding = [each.padding for each in seen.strategies if each.packing is None]
+    padding = [way.padding for way in seen.strategies if way.packing is None]
     assert len(padding) == 4
     assert padding == sorted(padding, reverse=True)
     best, others = findings(seen)[1:3]
     assert '"Lockstep, 1 bucket" needs the least work' in best
-    theirs = [each for each in seen.strategies if each.usable and each.packing is None]
+    theirs = [way for way in seen.strategies if way.usable and way.packing is None]
     assert f'the best that is not of Lockstep, "{theirs[-1].name}", ' in best
     assert re.search(r'"token budget, read-ahead" .*unequal numbers of batches on hosts', others)
 
 
 def test_ways_that_no_run_can_use_are_named_after_those_that_it_can(figures):
     """With at most 16 shapes, and as many batches on every host: the others have their price."""
-    usable = [each for each in figures.strategies if each.usable]
-    assert all(each.equal and each.shapes <= 16 for each in usable)
-    assert {each.name for each in figures.strategies if not each.equal} == {
+    usable = [way for way in figures.strategies if way.usable]
+    assert all(way.equal and way.shapes <= 16 for way in usable)
+    assert {way.name for way in figures.strategies if not way.equal} == {
         "token budget, read-ahead",
         "concatenate and split",
     }
-    best = min(usable, key=lambda each: each.work["dense"])
+    best = min(usable, key=lambda way: way.work["dense"])
     first, others = findings(figures)[1:3]
     assert f'"{best.name}" needs the least work, {best.work["dense"]:.3f} units' in first
-    for each in figures.strategies:
-        assert (f'"{each.name}" ' in others) == (not each.usable)
+    for way in figures.strategies:
+        assert (f'"{way.name}" ' in others) == (not way.usable)
     cheap = dataclasses.replace(usable[0], name="cheap", packing=None, work={"dense": 1.0})
     seen = dataclasses.replace(figures, strategies=[*figures.strategies, cheap])
     assert '"cheap" needs the least work, 1.000 units' in findings(seen)[1]
@@ -261,7 +264,7 @@ def test_the_page_of_a_run_has_its_losses_its_waits_and_its_log(corpus, tmp_path
 def test_another_number_of_buckets_is_advised_only_if_the_plan_can_have_it():
     lengths = np.clip(np.random.default_rng(0).lognormal(5, 1.2, 5000), 1, 4096).astype(int)
     few = measure(Dataset("long tail", lengths), Options({"max_buckets": 1}))
-    best = max(len(each.buckets) for each in few.strategies if each.packing == "best_fit")
+    best = max(len(way.buckets) for way in few.strategies if way.packing == "best_fit")
     assert best > 1
     assert f"(--max-buckets {best})" in " ".join(findings(few))
     assert "--max-buckets" not in " ".join(findings(dataclasses.replace(few, ran=True)))
@@ -304,21 +307,39 @@ def test_the_page_needs_no_network_and_no_script_and_has_one_style(figures):
     assert "report &#x27;the corpus&#x27; --html page.html" in text
     assert "2026-01-02" in text
     assert not re.search(r"""<script|http|(src|href)\s*=\s*["'](?!data:,|#)|url\((?!#)""", text)
-    for each in figures.strategies:
-        assert each.name.replace("'", "&#x27;") in text
+    for way in figures.strategies:
+        assert way.name.replace("'", "&#x27;") in text
     (chart,) = re.findall(r"<svg.*?</svg>", text, re.S)
     assert not re.search(r"<text[^>]*fill", chart)  # so the page's style decides
 
 
+def test_every_column_and_every_way_is_explained_below_the_table(figures):
+    head, *rows = tabulate_strategies(figures)
+    lines = format_text(figures).splitlines()
+    below = lines[[line.startswith(head[0]) for line in lines].index(True) + len(rows) + 1 :]
+    explained = {line.split("  ")[0] for line in below}
+    assert {*head[1:], *(name for name, *_ in rows)} <= explained
+
+
+def test_every_entry_of_the_summary_of_a_run_has_words():
+    summary = RunStats().summary(0, {})
+    assert summary.keys() <= WORDS.keys()
+    text = format_summary(summary | {"other": 1.5, "seconds": {"train": 2.0}})
+    assert "share of all time that went into steps" in text
+    assert re.search(r"^other +1\.5$", text, re.MULTILINE)
+    assert re.search(r"^seconds +2 train$", text, re.MULTILINE)
+    assert "bits per byte" not in text, "there is none"
+
+
 def test_bars_are_as_long_as_the_work_that_they_show(figures):
     text = html(figures)
-    least = min(each.work["dense"] for each in figures.strategies)
+    least = min(way.work["dense"] for way in figures.strategies)
     bars = re.findall(r'<div class="bar">(.*?)</div>', text)
     assert len(bars) == len(figures.strategies)
-    for bar, each in zip(bars, figures.strategies, strict=True):
+    for bar, way in zip(bars, figures.strategies, strict=True):
         shares = [float(share) for share in re.findall(r"width:([\d.]+)%", bar)]
-        assert sum(shares) == pytest.approx(40 * each.work["dense"] / least, abs=0.03)
-        assert sum(shares[:2]) / shares[0] == pytest.approx(1 / (1 - each.padding), rel=0.01)
+        assert sum(shares) == pytest.approx(40 * way.work["dense"] / least, abs=0.03)
+        assert sum(shares[:2]) / shares[0] == pytest.approx(1 / (1 - way.padding), rel=0.01)
 
 
 def test_lengths_that_are_all_the_same_make_a_page():

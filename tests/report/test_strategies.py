@@ -55,19 +55,19 @@ few_pairs = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 30)), min_size
 
 @given(few_pairs, st.integers(1, 40))
 def test_batches_of_pairs_are_padded_on_each_side(pairs, row):
-    for overflow, kept in (
+    for overflow, trained in (
         ("drop", [pair for pair in pairs if max(pair) <= row]),
         ("truncate", [tuple(np.minimum(pair, row)) for pair in pairs]),
     ):
-        if not kept:
+        if not trained:
             continue
         options = Options({"tokens_per_batch": 60, "overflow": overflow})
         longest, *others = compare_other_pairs(np.array(pairs), options, (row, row))
-        most = [max(side) for side in zip(*kept, strict=True)]
-        positions = len(kept) * sum(most)
-        assert (1 - longest.padding) * positions == pytest.approx(sum(map(sum, kept)))
-        assert all(longest.padding >= each.padding - 1e-9 for each in others[:2])
-        assert {longest.batches, *(each.batches for each in others[:2])} == {-(-len(kept) // 32)}
+        most = [max(side) for side in zip(*trained, strict=True)]
+        positions = len(trained) * sum(most)
+        assert (1 - longest.padding) * positions == pytest.approx(sum(map(sum, trained)))
+        assert all(longest.padding >= way.padding - 1e-9 for way in others[:2])
+        assert {longest.batches, *(way.batches for way in others[:2])} == {-(-len(trained) // 32)}
 
 
 @given(few_pairs, st.integers(1, 300))
@@ -86,7 +86,7 @@ def test_documents_are_cut_at_the_ends_of_rows(lengths, row):
     cut, squares, position = 0, 0, 0
     for length in lengths:
         rows = [(position + n) // row for n in range(length)]
-        pieces = [rows.count(each) for each in set(rows)]
+        pieces = [rows.count(row) for row in set(rows)]
         cut, squares = cut + (len(pieces) > 1), squares + sum(piece**2 for piece in pieces)
         position += length
     assert cut_documents(np.array(lengths), row) == (cut, squares)
@@ -100,25 +100,25 @@ def others(lengths, row, **options):
 @pytest.mark.parametrize("overflow", ["split", "truncate", "drop"])
 @given(st.lists(st.integers(0, 200), min_size=1, max_size=60), st.sampled_from([50, 200]))
 def test_every_strategy_counts_all_tokens_that_are_trained_on(overflow, lengths, row):
-    kept = [min(n, row) if overflow == "truncate" else n for n in lengths]
-    kept = [n for n in kept if n and (n <= row or overflow == "split")]
-    assume(kept)
+    trained = [min(n, row) if overflow == "truncate" else n for n in lengths]
+    trained = [n for n in trained if n and (n <= row or overflow == "split")]
+    assume(trained)
     found = others(lengths, row, overflow=overflow)
-    for each in found:
-        assert each.work["dense"] >= each.work["segment"] >= 1 / (1 - each.padding) >= 1
-    (longest, *_, run), tokens = found, sum(kept)
-    pieces, rows = sum(-(-length // row) for length in kept), -(-tokens // row)
+    for way in found:
+        assert way.work["dense"] >= way.work["segment"] >= 1 / (1 - way.padding) >= 1
+    (longest, *_, run), tokens = found, sum(trained)
+    pieces, rows = sum(-(-length // row) for length in trained), -(-tokens // row)
     assert longest.batches == -(-pieces // 32)
-    for each, positions in ((longest, pieces * min(max(kept), row)), (run, rows * row)):
-        assert (1 - each.padding) * positions == pytest.approx(tokens)
+    for way, positions in ((longest, pieces * min(max(trained), row)), (run, rows * row)):
+        assert (1 - way.padding) * positions == pytest.approx(tokens)
 
 
 def test_a_few_examples_worked_by_hand():
     # 40 examples of 6: batches of 32 and 8. In rows of 4, each has pieces of 4 and 2.
     longest, batch, windows, _, run = others([6] * 40, 8)
-    for each in (longest, batch, windows):
-        assert (each.batches, each.padding, each.cut, each.shapes) == (2, 0, 0, 2)
+    for way in (longest, batch, windows):
+        assert (way.batches, way.padding, way.cut, way.shapes) == (2, 0, 0, 2)
     assert (run.batches, run.padding) == (1, 0)
-    assert [each.shapes for each in others([6] * 64, 8)] == [1, 1, 1, 2, 2]
+    assert [way.shapes for way in others([6] * 64, 8)] == [1, 1, 1, 2, 2]
     longest, *_ = others([6] * 40, 4)
     assert (longest.cut, longest.batches, longest.padding) == (40, 3, 0.25)

@@ -32,11 +32,10 @@ class Jinja:
 
     The template runs in a sandbox, without files, and without what differs each time, such as the
     filter `random`. Special tokens that it puts there are parsed; those in the text of a record
-    stay text. The text to learn is inside `{% generation %}`, if the
-    template has that. If not, an answer is what follows its prompt in the text of the whole chat,
-    with the mark that ends it; `prepare` counts answers that the template spells otherwise while
-    they are the last. Marks that the template looks for in an answer, such as `</think>`, are
-    tokens there, too.
+    stay text. The text to learn is inside `{% generation %}`, if the template has that. If not, an
+    answer is what follows its prompt in the text of the whole chat, with the mark that ends it;
+    `prepare` counts answers that the template spells otherwise while they are the last. Marks that
+    the template looks for in an answer, such as `</think>`, are tokens there, too.
 
     Tools and calls of them that are JSON reach the template as lists of dicts, and arguments of a
     call that are JSON of an object as that object, as in servers, or as the text that they are if
