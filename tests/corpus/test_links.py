@@ -1,6 +1,7 @@
 """Token files in place stand everywhere a corpus does: by a directory, in pairs, in mixtures."""
 
 import pickle
+import re
 
 import numpy as np
 import pyarrow as pa
@@ -89,8 +90,8 @@ def test_pairs_may_be_in_place(tmp_path):
 
 def test_commands_read_token_files(opened, tmp_path, run):
     flags = "--tokens", "megatron", "vocab_size=99"
-    for command in ("report", "check"):
-        assert "8 examples" in run.done(command, "mega", *flags)
+    for command, said in (("report", r"^examples +8$"), ("check", "8 examples")):
+        assert re.search(said, run.done(command, "mega", *flags), re.MULTILINE)
     masked = "--tokens", "flat", "dtype=uint16", "weights=olmo_labels_mask*"
     out = run.done("prepare", "olmo_token_ids*", *masked, "--into", "linked")
     assert "now look at it: lockstep report linked" in out
