@@ -322,7 +322,8 @@ def typical_lengths(
 ) -> np.ndarray:
     """About a million lengths, in the same proportions as in batches of several corpora.
 
-    Each corpus has its share over all phases: examples spread evenly over it, and its longest.
+    Each corpus has its share over all phases, by the rule of `mixture.find_rates`: examples spread
+    evenly over it, and its longest.
     """
     corpora = members.corpora
     phases, counts = as_phases(weights, tuple(corpora)), {}

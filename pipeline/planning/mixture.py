@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pipeline.planning.options import Options
-from pipeline.planning.quota import Quota, ShortFirst
+from pipeline.planning.quota import Order, Quota
 from pipeline.planning.rows import Rows
 from pipeline.planning.schedule import Counters, Schedule, find_first
 from pipeline.planning.stream import Stream
@@ -30,7 +30,8 @@ def find_rates(passes: Sequence[Rows], weights: Sequence[Fraction], unit: int) -
     """For each bucket, the rows of each stream in the time in which all take `unit` positions.
 
     The weight of a stream gives the pace of its pass, and the pace gives the rows of each bucket.
-    Positions are those of `Rows.size`, which may count examples.
+    Positions are those of `Rows.size`, which may count examples. `fit.typical_lengths` follows the
+    same rule, before there are rows.
     """
     paces = [
         unit * weight.numerator // (weight.denominator * rows.size)
@@ -70,7 +71,7 @@ class Interval:
     start: int  # the first step
     begin: Progress  # before it
     rows_per_batch: np.ndarray  # int64 [buckets]
-    bucket_order: Quota | ShortFirst  # divides steps among buckets
+    bucket_order: Order  # divides steps among buckets
     stream_quotas: Sequence[Quota]  # for each bucket, divides its rows among streams
     # For each bucket, the rows of each stream in a step, times `per_step`.
     rates: Sequence[Sequence[int]]
@@ -97,9 +98,7 @@ class Interval:
             ]
             for of_bucket in zip(self.begin.owed, self.rates, taken, strict=True)
         ]
-        order = self.bucket_order
-        done = order.done(step - self.start) if isinstance(order, ShortFirst) else 0
-        return Progress(counters, owed, done)
+        return Progress(counters, owed, self.bucket_order.done(step - self.start))
 
     def at(self, step: int) -> tuple[int, list[tuple[int, int, int]]]:
         """See `Schedule.at`."""

@@ -180,7 +180,7 @@ class Fill(BestFit):
     Rows of whole examples are used if they cost less, as they may with `max_segments`.
     """
 
-    cuts = True
+    cuts: ClassVar[bool] = True
 
     def pack(self, counts: np.ndarray, surplus: Sequence[int] | None = None) -> Packed:
         """See `Packer`."""

@@ -2,7 +2,24 @@
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+
+class Order(Protocol):
+    """Distributes places 0, 1, 2, … over takers: each place has one."""
+
+    def between(self, begin: int, end: int) -> list[tuple[int, int, int]]:
+        """The takers of places `begin` to `end`: (taker, places before `begin`, before `end`)."""
+        ...
+
+    def before(self, place: int) -> list[int]:
+        """The number of places below `place` that each taker has; the sum is `place`."""
+        ...
+
+    def done(self, place: int) -> int:
+        """The number of places before a place in its cycle; 0 if there are no cycles."""
+        ...
 
 
 class Quota:
@@ -61,7 +78,7 @@ class Quota:
             self._first, self._skipped = first, self.before(first)
 
     def between(self, begin: int, end: int) -> list[tuple[int, int, int]]:
-        """The takers of places `begin` to `end`: (taker, places before `begin`, before `end`)."""
+        """See `Order`."""
         ranges, takers, nodes = [], self._takers, self._nodes
         todo = [(self._root, self._first + begin, self._first + end)]
         while todo:
@@ -82,7 +99,7 @@ class Quota:
         return ranges
 
     def before(self, place: int) -> list[int]:
-        """The number of places below `place` that each taker has; the sum is `place`."""
+        """See `Order`."""
         counts, takers, nodes = [0] * self._takers, self._takers, self._nodes
         todo = [(self._root, self._first + place)]
         while todo:
@@ -95,6 +112,10 @@ class Quota:
                 to_left = 0 if to_left < 0 else number if to_left > number else to_left
                 todo += (left, to_left), (right, number - to_left)
         return counts
+
+    def done(self, place: int) -> int:
+        """See `Order`."""
+        return 0
 
 
 class ShortFirst:
@@ -127,16 +148,16 @@ class ShortFirst:
         return begin, end if self._end is None else min(end, self._end)
 
     def done(self, place: int) -> int:
-        """The number of places before a place in its cycle."""
+        """See `Order`."""
         return place - self._around(place)[0]
 
     def between(self, begin: int, end: int) -> list[tuple[int, int, int]]:
-        """See `Quota.between`."""
+        """See `Order`."""
         both = zip(self.before(begin), self.before(end), strict=True)
         return [(taker, low, high) for taker, (low, high) in enumerate(both) if low < high]
 
     def before(self, place: int) -> list[int]:
-        """See `Quota.before`."""
+        """See `Order`."""
         begin, end = self._around(place)
         counts, all_counts = self._quota.before(max(begin, 0)), self._quota.before(end)
         left = place - max(begin, 0)
@@ -144,3 +165,7 @@ class ShortFirst:
             more = min(count - counts[taker], left)
             counts[taker], left = counts[taker] + more, left - more
         return counts
+
+
+# What makes an order of each curriculum, from the quota that it keeps.
+ORDERS: Mapping[str, type[ShortFirst]] = {"short_first": ShortFirst}

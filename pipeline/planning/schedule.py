@@ -13,13 +13,13 @@ function of the rows taken before it, so any number of threads may make it.
 import abc
 import bisect
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from pipeline.planning.options import Options
 from pipeline.planning.order import Purpose, random_bits, random_key
-from pipeline.planning.quota import Quota, ShortFirst
+from pipeline.planning.quota import ORDERS, Order, Quota
 from pipeline.planning.rows import Rows
 from pipeline.planning.stream import Stream
 
@@ -103,11 +103,15 @@ class Schedule(abc.ABC):
         once = self._rest + self._whole * (self._later == 0)
         return find_first(lambda at: bool((self.before(at).rows > once).any()), self.start) - 1
 
-    def _order(self, quota: Quota, places: int, **cycle: Any) -> Quota | ShortFirst:
-        """The order of buckets: that of a quota, or of cycles, `options.cycles` in `places`."""
+    def _order(self, quota: Quota, places: int, *, done: int = 0, end: int | None = None) -> Order:
+        """The order of buckets: that of a quota, or of a curriculum that keeps it.
+
+        A curriculum has `options.cycles` cycles in `places`; `done`, `end`: as for `ShortFirst`.
+        """
         if self._options.curriculum is None:
             return quota
-        return ShortFirst(quota, places=places, cycles=self._options.cycles, **cycle)
+        make, cycles = ORDERS[self._options.curriculum], self._options.cycles
+        return make(quota, places=places, cycles=cycles, done=done, end=end)
 
     def block_around(self, step: int, size: int) -> range:
         """The steps of the block of a step, within its epoch; blocks of `size` begin at step 0."""
@@ -133,7 +137,7 @@ class Epoch(NamedTuple):
     """Consecutive steps of a single stream: an epoch, or the rest of those in progress."""
 
     start: int  # its first step
-    order: Quota | ShortFirst  # divides its steps among buckets
+    order: Order  # divides its steps among buckets
     batches: np.ndarray  # int64 [buckets], those before it
     begin: np.ndarray  # int64 [buckets], the rows of the stream before it
     end: np.ndarray  # int64 [buckets], the rows of the stream before the next one

@@ -264,7 +264,7 @@ def _compile(text: str) -> Any:
         ImportError: see `render`.
     """
     environment = _environment()
-    import jinja2
+    import jinja2.nodes
 
     if (version := tuple(map(int, re.findall(r"\d+", jinja2.__version__)[:3]))) < (3, 1, 6):
         raise NotInstalled(

@@ -192,13 +192,14 @@ class _Batch:
         columns = file.names
         if (count := columns.count(name)) > 1:
             raise InvalidValue(f"{count} columns have the name {name!r}; rename them")
-        if self._table is None or name not in self._table.column_names:
+        table = self._table
+        if table is None or name not in table.column_names:
             asked.add(name)
             wanted = [
                 column for column in columns if column in asked and columns.count(column) == 1
             ]
-            self._table = self._source.guard(self._path, file.read, *self._where, wanted)
-        return self._table.column(name)
+            table = self._table = self._source.guard(self._path, file.read, *self._where, wanted)
+        return table.column(name)
 
 
 class _Record(Mapping[str, Any]):

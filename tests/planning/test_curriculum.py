@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline import Bucket, Plan
-from pipeline.planning.quota import Quota, ShortFirst
+from pipeline.planning.options import CURRICULA
+from pipeline.planning.quota import ORDERS, Quota, ShortFirst
 from tests.planning.corpora import lognormal
 
 BUCKETS = (Bucket(8, 16), Bucket(4, 32), Bucket(2, 64))
@@ -17,6 +18,10 @@ LENGTHS = lognormal(400, 3, least=0, most=200)
 CORPORA = {"code": LENGTHS, "prose": lognormal(150, 4, most=200, seed=1)}
 CORPORA |= {"chat": lognormal(90, 2, most=16, seed=2)}
 WEIGHTS = {"code": 5, "prose": 3, "chat": 1}
+
+
+def test_each_curriculum_has_an_order():
+    assert [*ORDERS] == [*CURRICULA]
 
 
 def word(plan, steps):

@@ -211,9 +211,13 @@ class PartFile:
             if count != due:
                 raise InvalidValue(f"it has {count:,} numbers of {name}, not {due:,}")
 
-    @functools.cached_property
-    def segments(self) -> dict[str, Segments]:
+    @property
+    def segments(self) -> Mapping[str, Segments]:
         """Where the examples are in memory, by column."""
+        return self._segments
+
+    @functools.cached_property
+    def _segments(self) -> Mapping[str, Segments]:
         return find_segments(self.columns, self.offsets)
 
     @property

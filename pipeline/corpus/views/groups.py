@@ -46,7 +46,6 @@ class Groups(SingleCorpus):
     """
 
     kind = "groups"
-    trees: np.ndarray
 
     def __init__(self, nodes: AnyCorpus, max_length: int | None = None):
         self.nodes, self.members, self.task = nodes, (nodes,), CAUSAL
@@ -84,7 +83,7 @@ class Groups(SingleCorpus):
         nodes = tree.lay_out(self._sizes)
         self.lengths = nodes.sum(nodes.columns).astype(np.uint32)
         self.trees = nodes.table
-        self.lengths.flags.writeable = self.trees.flags.writeable = False
+        self.lengths.flags.writeable = nodes.table.flags.writeable = False
         self.num_tokens = int(self.lengths.sum(dtype=np.int64))
         self.num_learnt = self.nodes.num_learnt if self._side.weighted else self.num_tokens
 
