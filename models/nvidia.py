@@ -106,8 +106,8 @@ def tokamax_attention(
 
     With `causal`, queries and keys are the same columns in order, and the last key that a query
     sees is its own column. A block of queries visits the blocks of keys from the least first to the
-    largest stop. The backward pass for Hopper (0.0.17) masks by these alone, and leaves out blocks
-    only if it is told that order is causal.
+    largest stop. The backward passes of 0.0.17, for Hopper and Blackwell, mask by these alone, and
+    leave out blocks only if they are told that order is causal.
 
     Not on a GPU, tokamax computes this by XLA. Queries that see nothing see a key nearby, and zeros
     replace the result, which also cuts the gradient.
@@ -119,7 +119,7 @@ def tokamax_attention(
         first_BL = jnp.where(sees_BL, first_BL, jnp.arange(first_BL.shape[1]))
         mask = base.Mask(k_start=first_BL[:, None], is_causal=True)
     else:
-        last_B1 = first_BL.max(axis=1, keepdims=True)
+        last_B1 = jnp.minimum(first_BL.max(axis=1, keepdims=True), k_BSGK.shape[1] - 1)
         first_BL = jnp.where(sees_BL, first_BL, last_B1)
         stop_BL = jnp.where(sees_BL, stop_BL, last_B1 + 1)
         mask = base.Mask(k_start=first_BL[:, None], k_end=stop_BL[:, None])

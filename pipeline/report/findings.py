@@ -49,7 +49,7 @@ def findings(figures: Figures) -> list[str]:
 
 def _about_plan(figures: Figures) -> str:
     plan = figures.plan
-    used = [str(Bucket(*figures["bucket"])) for figures in plan.buckets if figures["batches"]]
+    used = [str(Bucket(*bucket["bucket"])) for bucket in plan.buckets if bucket["batches"]]
     return (
         f"{'The run trains' if figures.ran else 'Train'} with {counted(len(used), 'bucket')} of "
         f"rows x positions: {list_words(used)}. An epoch takes {counted(plan.batches, 'batch')}, "

@@ -103,12 +103,13 @@ def describe_summary(summary: Mapping[str, Any]) -> dict[str, str]:
     """
     described = {}
     for name, value in summary.items():
+        if value in (None, {}):
+            continue
         if name == "seconds":
             text = " · ".join(f"{seconds:,.0f} {phase}" for phase, seconds in value.items())
         else:
             text = number(value)
-        if value not in (None, {}):
-            described[WORDS.get(name, name.replace("_", " "))] = text
+        described[WORDS.get(name, name.replace("_", " "))] = text
     return described
 
 

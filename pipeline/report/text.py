@@ -49,7 +49,7 @@ def format_summary(summary: Mapping[str, Any]) -> str:
 
 def _define(facts: Mapping[str, str], width: int) -> list[str]:
     """Lines of names, each with its text in a second column."""
-    longest = max(map(len, facts))
+    longest = max(map(len, facts), default=0)
     return [
         line for name, text in facts.items() for line in _hang(f"{name:{longest}}  ", text, width)
     ]

@@ -3,6 +3,7 @@
 import contextvars
 import datetime
 import functools
+import itertools
 import json
 import re
 import time
@@ -20,6 +21,14 @@ WIDENING = ("ljust", "rjust", "center", "zfill", "expandtabs", "to_bytes")
 
 # Filters that count as far as their argument says, and the most that it may be, as for `range`.
 COUNTING, MOST = ("batch", "slice", "round"), 100_000
+
+SEQUENCES = str | bytes | list | tuple
+
+# The most that JSON may be indented.
+WIDEST = 100
+
+# Width and precision of the fields of `%`: numbers, or `*` for a value.
+PERCENT = re.compile(r"%(?:\([^)]*\))?[-#0 +]*(\d+|\*)?(?:\.(\d+|\*))?")
 
 # When the template that runs now has to end.
 _deadline: contextvars.ContextVar[float] = contextvars.ContextVar("deadline")
@@ -76,7 +85,7 @@ def _size(value: Any) -> float:
 
 def _product(left: Any, right: Any) -> float:
     """The size of a text, or another sequence, that is repeated."""
-    sequences = isinstance(left, str | list | tuple) or isinstance(right, str | list | tuple)
+    sequences = isinstance(left, SEQUENCES) or isinstance(right, SEQUENCES)
     return _size(left) * _size(right) if sequences else 0
 
 
@@ -85,15 +94,38 @@ def _find_widest(values: Any) -> float:
     return max(map(_size, filter(_is_whole, values)), default=0)
 
 
-def _require_short_format(text: Any, values: Any) -> None:
-    """Refuses a format whose fields are very wide, by its text, or by values that are widths."""
+def _require_short_percent(text: Any, values: Any) -> None:
+    """Refuses `%` with very wide fields, by its text, or by values that are widths."""
     if isinstance(text, str):
-        _require_small(max(map(int, re.findall(r"\d{1,18}", text)), default=0))
-        if "*" in text or re.search(r"\{[^}]*\{", text):
-            entries = [
-                entry for value in values if isinstance(value, dict) for entry in value.values()
-            ]
-            _require_small(_find_widest([*values, *entries]))
+        widths = [width for widths in PERCENT.findall(text) for width in widths]
+        _require_small(max((int(width) for width in widths if width.isdecimal()), default=0))
+        if "*" in widths:
+            _require_small(_find_widest(values))
+
+
+def _require_short_fields(text: Any, values: Any) -> None:
+    """Refuses a format in braces with very wide fields, as `_require_short_percent`."""
+    if isinstance(text, str):
+        fields = text.replace("{{", "").replace("}}", "")
+        nested = re.search(r"\{[^{}]*:[^{}]*\{", fields)
+        widths = [fields] if nested else re.findall(r"\{[^{}:]*:([^{}]*)", fields)
+        digits = (int(each) for width in widths for each in re.findall(r"\d+", width))
+        _require_small(max(digits, default=0))
+        if nested:
+            mappings = [value.values() for value in values if isinstance(value, dict)]
+            _require_small(_find_widest([*values, *itertools.chain(*mappings)]))
+
+
+def _require_small_replacement(text: Any, old: Any, new: Any) -> None:
+    """Refuses to put a text in place of others, if that makes a long one."""
+    if isinstance(old, str) and isinstance(new, str):
+        _require_small(len(text) + text.count(old) * len(new))
+
+
+def _require_small_result(value: Any) -> Any:
+    """A value, if it is no text or list that is too long to work with again."""
+    _require_small(len(value) if isinstance(value, SEQUENCES) else 0)
+    return value
 
 
 def _require_small_join(separator: Any, items: Any) -> list[Any]:
@@ -105,7 +137,7 @@ def _require_small_join(separator: Any, items: Any) -> list[Any]:
 
 
 def _bound_filter(function: Any) -> Any:
-    """A filter whose widths, and the product of the texts that it puts together, are bounded."""
+    """A filter whose widths are bounded."""
 
     @functools.wraps(function)
     def call(*arguments: Any, **options: Any) -> Any:
@@ -113,22 +145,35 @@ def _bound_filter(function: Any) -> Any:
             value for value in (*arguments, *options.values()) if isinstance(value, str | int)
         ]
         if values and function.__name__ == "do_format":
-            _require_short_format(values[0], values[1:])
+            _require_short_percent(values[0], values[1:])
         else:
             _require_small(_find_widest(values))
-        if function.__name__ == "do_replace":
-            _require_small(_product(values[0], values[-1]))
+        if function.__name__ == "do_indent" and len(values) > 1:
+            _require_small(_size(values[1]) * (str(values[0]).count("\n") + 1))
         return function(*arguments, **options)
+
+    return call
+
+
+def _bound_replace(function: Any) -> Any:
+    """The filter that replaces, whose text is bounded."""
+
+    @functools.wraps(function)
+    def call(context: Any, s: Any, old: str, new: str, count: int | None = None) -> Any:
+        _require_small_replacement(str(s), old, new)
+        return function(context, s, old, new, count)
 
     return call
 
 
 def _bound_count(function: Any) -> Any:
     """A filter whose count, which comes after its value, is bounded."""
+    at = 1 + hasattr(function, "jinja_pass_arg")  # which is first, if the filter takes one
 
     @functools.wraps(function)
     def call(*arguments: Any, **options: Any) -> Any:
-        if _find_widest((*arguments[1:], *options.values())) > MOST:
+        named = [value for name, value in options.items() if name != "fill_with"]
+        if _find_widest((*arguments[at : at + 1], *named)) > MOST:
             raise InvalidValue(f"it counts beyond {MOST:,}; correct it")
         return function(*arguments, **options)
 
@@ -166,8 +211,8 @@ def _as_json(
     sort_keys: bool = False,
 ) -> str:
     """JSON as transformers spells it."""
-    if _find_widest([indent]) > MOST:
-        raise InvalidValue(f"it indents JSON beyond {MOST:,}; correct it")
+    if indent is not None and _size(indent) > WIDEST:
+        raise InvalidValue(f"it indents JSON by more than {WIDEST}; correct it")
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -216,13 +261,13 @@ def _environment() -> Any:
                 if type(left) is str and type(right) is str:
                     _require_small(len(left) + len(right))
                     return left + right
-                _require_small(_size(left) + _size(right) if isinstance(left, list) else 0)
+                _require_small(_size(left) + _size(right) if isinstance(left, SEQUENCES) else 0)
             elif operator == "%":
-                _require_short_format(left, right if isinstance(right, tuple) else [right])
+                _require_short_percent(left, right if isinstance(right, tuple) else [right])
             else:
                 bits = _size(right) * (left.bit_length() if _is_whole(left) else 1)
                 _require_small(bits if operator == "**" else _product(left, right))
-            return super().call_binop(context, operator, left, right)
+            return _require_small_result(super().call_binop(context, operator, left, right))
 
         def call(self, context: Any, function: Any, *arguments: Any, **options: Any) -> Any:
             name, values = getattr(function, "__name__", ""), (*arguments, *options.values())
@@ -230,18 +275,19 @@ def _environment() -> Any:
             if name in WIDENING:
                 _require_small(_find_widest(values))
             elif name in ("format", "format_map"):
-                _require_short_format(text, values)
-            elif name == "replace":
-                _require_small(_product(text, values[-1] if values else ""))
+                _require_short_fields(text, values)
+            elif name == "replace" and isinstance(text, str) and len(arguments) > 1:
+                _require_small_replacement(text, *arguments[:2])
             elif name == "join" and len(arguments) == 1:
                 arguments = (_require_small_join(text, arguments[0]),)
-            return super().call(context, function, *arguments, **options)
+            return _require_small_result(super().call(context, function, *arguments, **options))
 
     environment = Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, ext.loopcontrols]
     )
-    for name in ("center", "format", "indent", "replace"):
+    for name in ("center", "format", "indent"):
         environment.filters[name] = _bound_filter(environment.filters[name])
+    environment.filters["replace"] = _bound_replace(environment.filters["replace"])
     for name in COUNTING:
         environment.filters[name] = _bound_count(environment.filters[name])
     environment.filters["join"] = _bound_join(environment.filters["join"])
@@ -283,6 +329,8 @@ def _compile(text: str) -> Any:
 
 
 def _bound(tree: Any, nodes: Any) -> Any:
+    """A tree of Jinja, with looks at the clock in loops and macros, and at sizes in each `~`."""
+
     def apply(name: str, value: Any, arguments: Any, line: int) -> Any:
         return nodes.Filter(value, name, arguments, [], None, None).set_lineno(line)
 

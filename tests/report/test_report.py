@@ -321,6 +321,11 @@ def test_every_column_and_every_way_is_explained_below_the_table(figures):
     assert {*head[1:], *(name for name, *_ in rows)} <= explained
 
 
+@pytest.mark.parametrize("summary", [{}, {"goodput": None}, {"seconds": {}}, {"seconds": None}])
+def test_a_summary_without_values_has_no_lines(summary):
+    assert format_summary(summary) == ""
+
+
 def test_every_entry_of_the_summary_of_a_run_has_words():
     summary = RunStats().summary(0, {})
     assert summary.keys() <= WORDS.keys()

@@ -38,6 +38,17 @@ BOMBS = [
     "{{ ''.join(['a' * 9999999] * 99) }}",
     "{{ (['a' * 9999999] * 99) | join }}",
     "{{ (['a' * 9999999] * 99) | map('upper') | join('-') }}",
+    "{{ ('a' * 600) | replace('a', 'b' * 300000, 600) }}",
+    "{{ ('a' * 600).replace('a', 'b' * 300000, 600) }}",
+    "{{ range(1500) | list | tojson(indent=100000) }}",
+    "{{ ('a\n' * 3000) | indent(50000) }}",
+    "{{ '%.9999999999f' % 1 }}",
+    "{{ '{:{}9}'.format(1, 999999999) }}",
+    "{{ 'a'.encode() * 200000000 }}",
+    "{% set n = namespace(s='a') %}{% for a in range(99) %}{% set n.s = '%s%s' % (n.s, n.s) %}"
+    "{% endfor %}",
+    "{% set n = namespace(s='a'|safe) %}{% for a in range(99) %}{% set n.s = n.s + n.s %}"
+    "{% endfor %}",
     "{% set s %}{% for a in range(99) %}{{ 'a' * 9999999 }}{% endfor %}{% endset %}",
     "{% set n = namespace(s='a') %}{% for a in range(99) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
 ]
@@ -105,6 +116,13 @@ def test_a_jinja_with_a_hole_in_its_sandbox_is_refused(monkeypatch):
             "[[1, 2], [3]] [[1], [2]]",
         ),
         ("{{ 'ab' | join('-') }} {{ [{'n': 1}, {'n': 2}] | join('-', 'n') }}", "a-b 1-2"),
+        ("{{ '* %s at %d' % ('a', 1700000000) }}", "* a at 1700000000"),
+        ("{{ '%(n)d*' % {'n': 250000000} }}", "250000000*"),
+        ("{{ '{{\"at\": {}}}'.format(1700000000) }}", '{"at": 1700000000}'),
+        ("{{ 'of 250000000: %s' % 1 }}", "of 250000000: 1"),
+        ("{{ range(3) | batch(2, 1700000000) | list }}", "[[0, 1], [2, 1700000000]]"),
+        ("{{ ('a' * 9999999).replace('&', '&amp;') | replace('<', '&lt;') | length }}", "9999999"),
+        ("{{ 'aXX'.replace('X', 'y', 1) }} {{ 'a\nb' | indent(2) }}", "ayX a\n  b"),
         ("{% macro m() %}{{ caller() }}{% endmacro %}{% call m() %}x{% endcall %}", "x"),
     ],
 )

@@ -131,11 +131,11 @@ class Jinja:
             before, answer = pieces[2 * number : 2 * number + 2]
             of_turn = f"turn {region.turn} of {what}"
             is_last = number + 1 == len(regions) or regions[number + 1].turn != region.turn
-            is_markup = [is_markup for text, is_markup in answer.parts if text.strip()]
-            if is_last and is_markup[-1:] != [True]:
+            kinds = [is_markup for text, is_markup in answer.parts if text.strip()]
+            if is_last and kinds[-1:] != [True]:
                 note(ENDLESS, of_turn)
             weight = weigh(turns[region.turn], 1.0, of_turn)
-            if weight and all(is_markup):
+            if weight and all(kinds):
                 note(UNANSWERED, of_turn)
             spans += [(before, 0.0), (answer, weight)]
         return [*spans, (rest, 0.0)] if rest or not spans else spans
