@@ -13,7 +13,7 @@ from pipeline.text.notes import note
 from pipeline.text.turns import ROLES, note_role, read_turns, require_role
 from pipeline.text.values import as_text, decode_bytes, is_null, read_json, texts_in
 
-# Characters that no text has: signs of `regions`, `sandbox` and `templates.jinja`.
+# Characters that no text has: signs of `regions` and `templates.jinja` are among them.
 RESERVED = re.compile("[\ufdd0-\ufdef]")
 NULLS = "have nulls inside of a field of a turn, or of tools, which the template may spell"
 ARGUMENTS = "have a call whose arguments are no object, which a template may quote as a text"
