@@ -29,7 +29,7 @@ from pipeline.steps.train_step import make_train_step
 TOPOLOGY = "v5e:2x4"  # 8 devices of 16 GiB
 SHAPE = 16, 2048  # rows and positions
 SIZES = {"num_layers": 24, "width": 1024, "num_heads": 16, "num_kv_heads": 8, "mlp_width": 2816}
-FIELDS = "inputs", "targets", "inputs_segment_ids", "inputs_positions"
+INPUTS = "inputs", "inputs_segment_ids", "inputs_positions"
 MESHES: tuple[tuple[str, dict[str, int]], ...] = (
     ("splash", {"data": 8}),
     ("splash", {"fsdp": 8}),
@@ -97,7 +97,7 @@ def training_step(attention: str, axes: dict[str, int], devices: Any) -> tuple[A
 
     def loss(params: Any, batch: Any) -> Any:
         model: Any = nnx.merge(graph, params)
-        hidden = model.hidden(*(batch[name] for name in FIELDS if name != "targets"))
+        hidden = model.hidden(*(batch[name] for name in INPUTS))
         return chunked_cross_entropy(
             hidden, model.embedding.logits, batch["targets"], batch["loss_weights"]
         )
@@ -108,4 +108,5 @@ def training_step(attention: str, axes: dict[str, int], devices: Any) -> tuple[A
     state = parameters.jit_init(lambda key: state_of(init(key)), mesh).eval_shape(key)
     spec = jax.ShapeDtypeStruct(SHAPE, jnp.int32, sharding=sharding)
     weights = jax.ShapeDtypeStruct(SHAPE, jnp.float32, sharding=sharding)
-    return step, state, {**dict.fromkeys(FIELDS, spec), "loss_weights": weights}, mesh
+    batch = {**dict.fromkeys((*INPUTS, "targets"), spec), "loss_weights": weights}
+    return step, state, batch, mesh

@@ -123,8 +123,8 @@ def _auto_axes() -> set[str]:
 
 def _axis_sizes() -> dict[str, int]:
     """Return the sizes of the axes of the current mesh that are above 1 and `AxisType.Auto`."""
-    shape = jax.sharding.get_abstract_mesh().shape
-    return {name: shape[name] for name in shape if shape[name] > 1 and name in _auto_axes()}
+    shape, automatic = jax.sharding.get_abstract_mesh().shape, _auto_axes()
+    return {name: size for name, size in shape.items() if size > 1 and name in automatic}
 
 
 def _axis(name: str, size: int, sizes: dict[str, int]) -> str | None:
